@@ -169,8 +169,8 @@ def sorted_files(folder: Path) -> list[str]:
 def _arrays(folder: Path, name: str, form: StatesForm, layers: list[int], rows: int) -> list[StatesArray]:
     """Return the manifest's entries for the file `name`: one, or one per layer if each layer has its own tensor.
 
-    `layers` are the program's own numbers of the layers. `rows` is the number of rows of a tensor without an axis
-    "rows". Raises DataError if the file or a tensor is missing, or the form does not name every axis of a tensor.
+    `layers` are the program's layer numbers, to which `form.shift` is added. `rows` is the number of rows of a tensor
+    without an axis "rows". Raises the errors of `place_of`, and DataError if the form does not name every axis.
     """
     per_layer = form.tensor is not None and "{layer}" in form.tensor
     entries: list[StatesArray] = []

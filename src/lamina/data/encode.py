@@ -268,8 +268,8 @@ def encode(
             every window begins with the first text. If this is longer than half a window, it is cut to half a window,
             and the pair counts as truncated. Offsets and token ranges are those of the second text. A start token
             between the two is left out, so that a reply follows its prompt as it does when the model writes it.
-        stride: Number of tokens that neighbouring windows share. None: a quarter of `max_length`; if the text's part of
-            a window is not longer than that, one token less than this part.
+        stride: Number of tokens that neighbouring windows share. None: a quarter of `max_length`, but at least one
+            token less than the text's part of a window.
         offsets: Whether to store the character range of each token, which only fast tokenizers tell. Only token tasks
             need them; they take much memory.
         add_prefix_space: Whether to put a space before each text, if the tokenizer is byte-level BPE (as RoBERTa's) and
@@ -351,7 +351,7 @@ def _cut_first_texts(tokenizer: Tokenizer, pairs: Sequence[Text], max_tokens: in
 def _needs_prefix_space(tokenizer: Tokenizer) -> bool:
     """Return whether a tokenizer is a fast byte-level BPE that does not put a space before the first word itself.
 
-    It reads the first word differently from the same word after a space. Other tokenizers that do are not recognised.
+    It reads the first word differently from the same word after a space. Other tokenizers that do so count as False.
     """
     step = getattr(getattr(tokenizer, "backend_tokenizer", None), "pre_tokenizer", None)
     state = {} if step is None else json.loads(step.__getstate__())
@@ -360,7 +360,7 @@ def _needs_prefix_space(tokenizer: Tokenizer) -> bool:
 
 
 def _spaced(text: Text) -> Text:
-    """Return a text, or both texts of a pair, with a space in front, unless a text is empty or begins with a space."""
+    """Return a text, or both texts of a pair, with a space in front; one that is empty or begins with a space stays."""
     if not isinstance(text, str):
         first, second = (str(_spaced(part)) for part in text)
         return first, second
@@ -370,7 +370,7 @@ def _spaced(text: Text) -> Text:
 def _shift_offsets(output: TokenizerOutput, texts: Sequence[Text], spaced: Sequence[Text], *, side: int) -> None:
     """Shift the offsets in a tokenizer's `output`, in place, so that they refer to the texts without the added space.
 
-    `texts` are without and `spaced` with the space. `side` is 0 or 1: the text of a pair to which the offsets belong.
+    `texts` lack the space, `spaced` have it. `side` is 0 or 1: the text of a pair to which the offsets belong.
     """
     pairs = zip(texts, spaced, strict=True)
     before_after = [[text if isinstance(text, str) else text[side] for text in pair] for pair in pairs]
@@ -403,7 +403,7 @@ def blocks(texts: Sequence[str], processor: Processor, *, max_length: int, add_p
 
 
 def _blocks(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Iterator[pa.Table]:
-    """Join texts; yield their tokens in blocks of `max_length`, as tables (see `window_table`), while texts are read.
+    """Tokenise texts by chunks, join them, and yield tables (see `window_table`) of blocks of `max_length` tokens.
 
     The last block may be shorter. There is at least one table, which may be empty.
     """
@@ -466,8 +466,8 @@ def _windows(
     """Return the windows in one `output` of a tokenizer as columns of a `window_table`.
 
     `start` is the index, among all texts, of the first text in `output`; `shared` is the number of tokens that
-    neighbouring windows share. A text without tokens gets one, as in `encode`. With `is_second`, offsets and token
-    ranges belong to the second texts of pairs, and start tokens before these texts are left out.
+    neighbouring windows share. A text without tokens gets a start token, as in `encode`. With `is_second`, offsets and
+    token ranges belong to the second texts of pairs, and start tokens before these texts are left out.
     """
     columns: WindowColumns = defaultdict(list)
     keys = [key for key in TOKEN_KEYS if key in output]

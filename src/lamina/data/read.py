@@ -133,7 +133,7 @@ def _csv(path: Path, lines: Numbered[str]) -> Numbered[list[str]]:
     def feed() -> Iterator[str]:
         """Yield lines to the csv module, and append them to `used`.
 
-        Raises the line's DataError, or csv.Error once they have more than `MAX_BYTES` characters: an open quote.
+        Raises a DataError that stands for a line; csv.Error if all lines have over `MAX_BYTES` characters (open quote).
         """
         size = 0
         for item in chain(iter(lambda: again.popleft() if again else None, None), lines):
@@ -165,8 +165,8 @@ def _csv_error(path: Path, used: Sequence[tuple[int, str | DataError]], error: c
     """Return the DataError for an invalid row of a CSV file.
 
     `used` has the lines of the row as pairs (line number, text), or (line number, DataError) for a line that is too
-    long or not UTF-8. `error` is the exception that reading the row raised. If it is a DataError that is not in `used`,
-    no further line of the file could be read, and `error` itself is raised.
+    long or not UTF-8. `error` is the exception that reading the row raised. A DataError that is not in `used` says that
+    the file could not be read any further, and is raised again.
     """
     if isinstance(error, DataError) and (not used or error is not used[-1][1]):
         raise error
@@ -214,7 +214,7 @@ def _to_records(path: Path, rows: Numbered[list[str]], header: Sequence[str] | N
 
 
 def _object(path: Path, number: int, text: str) -> Record | DataError:
-    """Return the JSON object in `text`, line `number` of a file; a DataError if `text` is none, or has a key twice."""
+    """Return the JSON object in `text`, line `number` of a file; a DataError if there is none, or a key comes twice."""
     try:
         record = parse_json(text)
     except RepeatedKeyError as error:
@@ -398,8 +398,8 @@ def _tables(
 
     Raises:
         DataError: If `on_bad_row` is None and a record after the first `start` good ones is a DataError. The good
-            records before it are yielded first. Whatever `on_bad_row` is, also if the file is empty or, except in JSON
-            Lines, lacks a column.
+            records before it are yielded first. Always if the file is empty or lacks a column; but in JSON Lines a
+            missing column makes records bad.
     """
     chunk: dict[int, Record] = {}  # number of a row in the file -> the row
     problem: DataError | None = None
@@ -460,10 +460,11 @@ def _format_of(path: Path, other: str | None) -> str:
 
 
 def _select_columns(path: Path, file_format: str, columns: Columns, rows: int, header: Columns) -> Numbered[Record]:
-    """Yield the rows of a file with some of its columns (None: all); a row without a value in one is a DataError.
+    """Yield the rows of a file, with only `columns`; a row without a value in one of them is yielded as a DataError.
 
-    `rows` is the number of rows of a Parquet file to read at a time. See `read_records` for `header`. Raises DataError
-    if the file has no row or lacks a column; in JSON Lines, each row without the column is a DataError instead.
+    `columns` None: all. `rows` is the number of rows of a Parquet file to read at a time. See `read_records` for
+    `header`. Raises DataError if the file has no row or lacks a column; in JSON Lines, each row without the column is
+    a DataError instead.
     """
     is_parquet, number = file_format == "parquet", 0
     records = read_parquet(path, columns, rows) if is_parquet else read_records(path, file_format, header)
@@ -551,7 +552,10 @@ def _is_header(cells: list[str]) -> bool:
 
 
 def _columns_and_tags(lines: Numbered[str]) -> tuple[int, frozenset[str]]:
-    """Return the first word's number of columns, and all words' last cells. Lines with `#` in front do not count."""
+    """Return the first word's number of columns (0: no word), and the set of all words' last cells.
+
+    Lines that begin with `#` and lines with -DOCSTART- do not count.
+    """
     texts = (text for _, text in lines if isinstance(text, str) and text.strip() and not text.startswith("#"))
     rows = (_cells(text) for text in texts if "-DOCSTART-" not in text)
     first = next(rows, [])

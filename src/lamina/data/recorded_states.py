@@ -305,10 +305,10 @@ class RecordedStates:
         return np.ones(manifest.rows, np.int64) if given is None else given
 
     def _agreed(self, given: np.ndarray | None, numbers: Sequence[int]) -> np.ndarray:
-        """Return the length of every row. The manifest's arrays with the indices `numbers` hold all rows, in order.
+        """Return the length of every row, from arrays that hold all rows in order: their indices in the manifest.
 
-        `given` are the lengths in the manifest's file or in other arrays, or None. Raises DataError if they differ, a
-        row has no token, or neither they nor the arrays say where a row ends.
+        `given` are the lengths that the manifest's file or other arrays gave, or None. Raises DataError if these arrays
+        contradict `given`, a row has no token, or nothing says where a row ends.
         """
         counted: list[np.ndarray] = []
         at = 0
@@ -349,8 +349,8 @@ class RecordedStates:
 def place_of(path: Path, tensor: str | None) -> Place:
     """Return where a tensor is in a `.npy` or `.safetensors` file; for a column of a `.parquet` file, only its shape.
 
-    A `.npy` file has one tensor, without a name. Raises DataError if there is no such file or tensor, or the file is
-    damaged.
+    `tensor` is not read for a `.npy` file, which has one tensor. Raises DataError if there is no such file or tensor,
+    or the file is damaged or has an unknown type.
     """
     if not path.is_file():
         raise DataError(f"states: {path} is not there.", path=str(path))

@@ -219,8 +219,8 @@ class RunningMonitors(ABC):
         at both.
 
         Args:
-            get_logits: Returns a reader's logits for these tokens, from its name and a mask of the texts that are
-                wanted.
+            get_logits: Called with a reader's name and a mask `[batch]`; returns the reader's logits at these tokens,
+                `[texts, tokens, classes]`, of the texts where the mask is True. See `GetLogits`.
             mask: True at the tokens to score, False at padding.
         """
 

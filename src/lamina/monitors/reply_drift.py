@@ -69,7 +69,7 @@ class ReplyFacts:
 
 
 def _features(values: object) -> Tensor:
-    """Return features as a tensor, a copy if torch cannot use an array's memory order; ConfigError if not numbers."""
+    """Return features as a tensor, which shares an array's memory if torch can use it; ConfigError if not numbers."""
     rule = "give one number per feature, or a row of them for each reply"
     with convert_errors(
         lambda reason: ConfigError(f"drift: features cannot be read as a table of numbers ({reason}); {rule}."),

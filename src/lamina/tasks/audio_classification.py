@@ -135,7 +135,7 @@ class LazyAudio(LazyFile):
         """Decode the clip, and return its first `samples` samples, or all if it has fewer: float32, mean over channels.
 
         A clip whose rate is not `rate` samples per second is first resampled by a polyphase filter. Raises DataError if
-        it cannot be decoded or has no, NaN or infinite samples; MissingExtraError if soundfile or SciPy is missing.
+        it cannot be decoded, is empty, or a sample is not finite; MissingExtraError if soundfile or SciPy is missing.
         """
         own_rate, frames = self._header(rate)
         needed = min(frames, -(-samples * own_rate // rate))
@@ -173,10 +173,10 @@ class LazyAudio(LazyFile):
         return info
 
     def _whole(self) -> Path | BytesIO:
-        """Return the file as `source` does; a WAV file whose header says 0 bytes of samples has samples to its end.
+        """Return the file as `source` does, but a WAV file whose header says 0 bytes of samples has them to its end.
 
-        Raises DataError if the file is shorter than its header says, or its last page (Ogg) is cut; libsndfile would
-        not say so.
+        Raises DataError if the file is shorter than its header says, or the last page of an Ogg file is cut off;
+        libsndfile reports neither.
         """
         source = self.source()
         with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
@@ -265,7 +265,7 @@ def _mono(name: str, values: npt.NDArray[np.generic]) -> Samples:
 
 
 def _checked_rate(name: str, rate: object) -> int:
-    """Return samples per second as an int; DataError, naming the clip, unless a whole number from 1 to 768,000."""
+    """Return samples per second as an int; DataError, naming the clip, unless it is a whole number, 1 to 768,000."""
     if rate is None:
         problem = "has an array without a sampling rate, which is needed to resample it."
         raise LazyAudio.bad(name, f"{problem} Give {{'array': ..., 'sampling_rate': ...}}.")
@@ -454,7 +454,7 @@ class AudioInputs:
         return self._extract(sounds, padding)
 
     def _extract(self, sounds: Sequence[Samples], padding: Mapping[str, object]) -> dict[str, Tensor]:
-        """Run the feature extractor on the clips `sounds`; return the outputs that the model reads, in its order.
+        """Run the feature extractor on the clips `sounds`; return the outputs that the model reads.
 
         `padding` holds further options for the call. Raises DataError if the extractor fails.
         """

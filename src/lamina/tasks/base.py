@@ -416,7 +416,7 @@ class Kind(ABC, Generic[InputsT]):
         `processor` is for kinds whose examples depend on the tokenizer.
 
         Raises:
-            ConfigError: If the examples are not all texts, or all pairs of texts for a kind that reads pairs.
+            ConfigError: If the examples are neither all texts nor, for a kind that reads pairs, all pairs of texts.
         """
         return Split.of_texts(checked_texts(raw, pairs=self.reads_pairs))
 
@@ -450,6 +450,7 @@ class Kind(ABC, Generic[InputsT]):
 
         Raises:
             ConfigError: If the processor is missing or of another type, or an option does not fit.
+            DataError: If an example or label has a wrong form, or a file cannot be read.
         """
 
     def targets(self, task: LabelledTask, split: Split, inputs: InputsT) -> Targets | None:

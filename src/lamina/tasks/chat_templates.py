@@ -43,7 +43,7 @@ class Chat(str):
 
 
 def is_chat(cell: object) -> TypeGuard[Sequence[Message]]:
-    """Return whether a cell is an empty list or tuple, or one of mappings, which `chat_problem` checks further."""
+    """Return whether a cell is a list or tuple of mappings, or an empty one; `chat_problem` checks the mappings."""
     return isinstance(cell, list | tuple) and all(isinstance(message, Mapping) for message in cell)
 
 
@@ -148,9 +148,9 @@ def _rendered(tokenizer: Tokenizer, messages: list[Message], **options: bool) ->
 def _differences(tokenizer: Tokenizer, messages: list[Message], op: str) -> tuple[str, list[Span]]:
     """Return the text of messages and the spans of its replies, for a template that does not mark replies.
 
-    The span of a reply is what the reply adds to the text of the messages before it with the prompt for a reply. Raises
-    ConfigError, whose message begins with `op`, if that text does not begin the text up to the reply, or the latter
-    does not begin the whole text, because no span is known then.
+    A reply's span begins where the earlier messages with the prompt for a reply end, and ends where the text up to and
+    including the reply ends. Raises ConfigError, whose message begins with `op`, if one of these two texts changes when
+    more messages follow, because no span is known then.
     """
     whole, spans = _text(tokenizer, messages), list[Span]()
     for number, message in enumerate(messages):

@@ -206,9 +206,9 @@ def class_scores(metrics: Sequence[str], logits: Tensor, targets: Tensor, task: 
 
 
 def positive_id(task: TaskLike, metrics: Sequence[str]) -> int | None:
-    """Return the id of the positive class of a task with two classes; None if it is not known or there are not two.
+    """Return the id of a task's positive class; None if it is not known or there are not two classes.
 
-    Raises ConfigError if it is not known, and one of the metrics of a task with two classes needs it.
+    Raises ConfigError if there are two classes, the positive one is not known, and one of `metrics` needs it.
     """
     positive = getattr(task, "positive", None) or score.usual_positive(task.labels)
     if positive is not None:

@@ -73,8 +73,8 @@ def dataset_files(
 ) -> Column:
     """Return the files in a column of the dataset `rows`, without decoding them.
 
-    Relative paths start from `folder`; None: from the working directory. Raises DataError if the column holds no files
-    of class `file_class`; the message lists the columns whose type says that they do.
+    Relative paths start from `folder`; None: from the working directory. Raises DataError if there is no such column,
+    its cells are no files of class `file_class`, or they are texts and another column has the type of such files.
     """
     import datasets
 
@@ -194,7 +194,8 @@ def _in_folder(root: Path, file_class: type[LazyFile]) -> Iterator[Member]:
 def _in_tar(path: Path, file_class: type[LazyFile]) -> Iterator[Member]:
     """Yield every file in the plain tar file `path`: the parts of its name, and a `file_class` that reads it in place.
 
-    Links and special files have None in its place. Raises DataError if the tar file is compressed, damaged or cut off.
+    For links and special files, None takes the place of the `file_class`. Raises DataError if the tar file is
+    compressed, damaged or cut off.
     """
     try:
         with tarfile.open(path, mode="r:") as archive:
@@ -261,7 +262,8 @@ class FileKind(ClassKind[InputsT]):
 
         Args:
             source: A folder or plain tar file with a folder per class; or a Parquet file; or a CSV, TSV or JSON Lines
-                file with a column of paths. They start from the folder of that file, or the working directory.
+                file with a column of paths. Relative paths start from the folder of that file; if only the working
+                directory has the path, from there.
             spec: Which columns to read.
             header: Column names, if a CSV or TSV file has no header. None: it has one.
         """

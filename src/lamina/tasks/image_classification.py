@@ -126,7 +126,7 @@ def _is_image(shape: tuple[int, ...]) -> bool:
 
 
 def _rgb(image: Image.Image, name: str) -> Image.Image:
-    """Return an image in RGB, with white behind transparent pixels; DataError, naming it, if pixels have 32 bits."""
+    """Return an image in RGB, on white; DataError, naming the image `name`, if its pixels have 32 bits."""
     if image.mode in ("I", "F"):
         problem = f"has pixels of 32 bits (mode {image.mode}); their white level is not known."
         raise LazyImage.bad(name, f"{problem} Save it with 8 or 16 bits per channel.")
@@ -274,8 +274,8 @@ class ImageClassificationKind(FileKind[ImageInputs]):
 def random_box(size: tuple[int, int], rng: random.Random, *, scale: tuple[float, float]) -> tuple[int, int, int, int]:
     """Return the place of a random crop in an image, as (left, top, right, bottom).
 
-    `size` is the width and height of the image, and `rng` draws three things: the crop's area, as a fraction of the
-    image's area within the range `scale`; its aspect ratio, from 3/4 to 4/3, log-uniform; and its place. If ten draws
+    `size` is the width and height of the image. `rng` draws the crop's area, as a fraction of the image's area within
+    the range `scale`; the crop's aspect ratio, from 3/4 to 4/3, log-uniform; and the crop's place. If ten draws
     do not fit into the image, the result is the largest crop around the middle with an allowed aspect ratio.
 
     Source:
@@ -350,7 +350,7 @@ def target_of(processor: Processor) -> Target:
 
 
 def _shape(processor: Processor, size: tuple[int, int]) -> tuple[int, ...]:
-    """Return `pixel_values`' shape for one image of `size` (width, height); ConfigError if the processor fails."""
+    """Return `pixel_values`' shape `[1, ...]` for an image of `size` (width, height); ConfigError on failure."""
     got = f"{type(processor).__name__} fails on an RGB image of {size[0]} x {size[1]}"
     with convert_errors(lambda reason: ConfigError(f"images: {got} ({reason}); check its settings.")):
         return tuple(processor([Image.new("RGB", size)], return_tensors="pt")["pixel_values"].shape)

@@ -171,9 +171,9 @@ class TextClassKind(ClassKind[EncodedInputs]):
     """Base class of kinds that classify texts or pairs of texts. A subclass implements only `build`."""
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> TextInputs:
-        """Tokenise a split as `TextInputs.of` does, with its errors; kinds that label tokens cut long texts.
+        """Tokenise a split as `TextInputs.of` does, with its errors; kinds that label tokens always use windows.
 
-        Logs a warning if `stride` is set for training, and texts are truncated nevertheless.
+        Logs a warning if `stride` is set, but texts of the train split are truncated.
         """
         processor, windows = check_tokenizer(processor), options.windows or self.per_token
         encoded = options.encode_texts(split.texts, processor, windows=windows)
@@ -185,8 +185,8 @@ class TextClassKind(ClassKind[EncodedInputs]):
     def truncated(self, inputs: EncodedInputs) -> int:
         """Return the number of truncated texts; if none was truncated, the number of texts cut into several windows.
 
-        Such a text counts because only its first window is scored. It does not count for kinds that label tokens, which
-        score all windows; with them, only the first text of a pair can be truncated.
+        Texts in several windows count because only the first window is scored. They do not count for kinds that label
+        tokens, which score all windows; with them, only the first text of a pair can be truncated.
         """
         return inputs.encoded.truncated or (0 if self.per_token else int((inputs.encoded.window == 1).sum()))
 

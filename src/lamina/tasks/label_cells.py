@@ -61,9 +61,9 @@ class LabelCellError(ValueError):
 def plain(cell: object) -> Cell:
     """Return a value of NumPy, torch, pandas or Arrow as a Python value; arrays, tuples and sets become lists.
 
-    A member of an enum of texts or numbers becomes its text or number. The entries of a set are sorted. A decimal
-    number without a point becomes an int, as databases store class ids, and one with a point a float; one whose
-    fraction a float would lose stays as it is.
+    A member of an enum of texts or numbers becomes its text or number. The entries of a set are sorted. A Decimal
+    without a point becomes an int, since databases store class ids like that. Any other Decimal becomes a float, unless
+    the float would lose its fraction.
     """
     if cell is None or type(cell) in (str, int, float, bool):
         return cell
@@ -149,7 +149,7 @@ _SEVERAL = "Set problem_type='multi_label' if rows have several classes."
 
 
 def _described(cell: Cell) -> tuple[str, str]:
-    """Return what `cell`, which is not a class name, is, and a sentence that says what a user can do about it."""
+    """Return a phrase for `cell`, which is not a class name, and a sentence that says what a user can do about it."""
     if isinstance(cell, list):
         return "a list", _SEVERAL
     if isinstance(cell, Mapping):
@@ -236,11 +236,10 @@ def parts(cell: object, separator: str | None = None, labels: Collection[str] = 
 
 
 def spelled_list(text: str) -> object:
-    """Return the list, tuple or set that a text in brackets spells in JSON or Python; None without brackets.
+    """Return the list, tuple or set that a text in brackets spells in JSON or Python; None for any other text.
 
-    A text in round or curly brackets that spells no tuple or set may be a name; the result is None. Raises
-    LabelCellError if the text is in square brackets and spells no list (such as a printed NumPy array, or a long list
-    in Python), or if a key in it comes twice.
+    Raises LabelCellError if a text in square brackets spells no list (such as a printed NumPy array, or a long list in
+    Python), or if a key in it comes twice. Other brackets that spell nothing may be part of a name.
     """
     if printed := _SET.fullmatch(text):
         text = printed[1] or "[]"

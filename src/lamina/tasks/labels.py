@@ -58,7 +58,7 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
 def with_labels(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
     """Return the tables without the splits whose labels are secret, as in published test sets; a warning names these.
 
-    A split other than "train" is left out if it has neither the label column nor one of a similar name, but "train" has
+    A split other than "train" is left out if it has no column with the label's or a similar name, but "train" has one
     (without "train": another split). A split whose labels are all empty or -1 is left out too, except if -1 is a class
     (in `spec.labels` or in "train"), or if no split would be left. Any other split beside "train" that lacks the column
     raises DataError.
@@ -174,9 +174,9 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
 
     Raises:
         DataError: If some labels are lists and others are not. If `spec.labels` names no classes, also in three cases:
-            numbers with a decimal point stand among names; a text has more than one meaning (`_refuse_ambiguous`); all
-            numbers are like 1.0, and rows have no label or may have been dropped for that. Pandas writes class ids like
-            that beside empty cells.
+            numbers with a decimal point stand among names; a text has more than one meaning (`_refuse_ambiguous`); or
+            every label is like 1.0, and `spec.missing_labels` is "drop" or rows without a label were masked. (Pandas
+            writes class ids like that beside empty cells.)
     """
     first: dict[str, tuple[int, object]] = {}  # form of a label -> the first row with it, and the cell
     are_whole, labels, values = True, spec.labels or (), set[float]()
@@ -212,7 +212,10 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
 
 
 def _form(cell: object, labels: Sequence[str]) -> str:
-    """Return which form a label has: "list", "whole" (number), "number" or "name". A text in `labels` is not a list."""
+    """Return which form a label has: "list", "whole" (a number without a decimal point), other "number", or "name".
+
+    A text in `labels` is not a list.
+    """
     if cell_forms.has_several(cell, labels):
         return "list"
     return "whole" if cell_forms.is_whole(cell) else "number" if cell_forms.is_number(cell) else "name"
@@ -271,8 +274,9 @@ def class_labels(tables: Mapping[str, Table], column: str | int, *, several: boo
     """Return the class names that occur in a column of the train split, in the order of `infer_labels`.
 
     With `several`, a cell may have any number of classes. If the cells are lists of 0 and 1 per class, the names are
-    "0", "1" and so on. Raises DataError if there is no train split, a cell is not a class name (or a list has -1), the
-    column has no classes, two names mean the same number, or bools stand among numbers; and the error of `hot_width`.
+    "0", "1" and so on. Raises DataError if there is no train split, a cell is not a class name, a list has a negative
+    whole number, the column has no classes, two names mean the same number, or bools stand among numbers; and the error
+    of `hot_width`.
     """
     table = label_source(tables)
     if several and (width := hot_width([table], column, None)):
@@ -399,7 +403,7 @@ def _id(
 
 
 def _single(cell: object, labels: Collection[str] = ()) -> object:
-    """Return the entry of a list of one (which a text that is not in `labels` may spell); any other cell unchanged."""
+    """Return the only entry of a list, or of a text that spells one and is not in `labels`; other cells unchanged."""
     entries = cell_forms.parts(cell) if cell_forms.has_several(cell, labels) else ()
     return entries[0] if len(entries) == 1 else cell
 
@@ -492,10 +496,10 @@ def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] 
     """Return the number of classes if a column's lists are 0 and 1 per class; None if they hold names or ids.
 
     Lists count as 0 and 1 per class if all entries are 0 or 1 and all lists have the same length: the length of
-    `labels`, or at least 2 if `labels` is None. DataError is raised if only some lists are such, and one cannot hold
-    ids. A list of 0 and 1 cannot hold ids if it has bools, or if it has 0 or 1 twice and an entry per label. If it has
-    0 or 1 twice and another length, it can hold ids if its table has (a) a list with a single entry or with entries
-    other than 0 and 1, and (b) lists of several lengths, or none with an entry per label.
+    `labels`, or at least 2 if `labels` is None. DataError is raised if only some lists are like that, and one of the
+    lists with only 0 and 1 cannot hold ids. That is a list with bools, or one that has 0 or 1 twice and an entry per
+    label; or one that has 0 or 1 twice, unless its table also has (a) a list with a single entry or with entries other
+    than 0 and 1, and (b) lists of several lengths, or none with an entry per label.
     """
     width, sure = None if labels is None else len(labels), False
     other: tuple[Table, int, Sequence[object]] | None = None  # the first list that is not 0 and 1 per class
@@ -526,7 +530,7 @@ def multi_hot(table: Table, column: str | int, labels: Sequence[str], *, is_hot:
     """Yield each list of a column as 0 and 1 per class. The lists hold that already (`is_hot`), or names or ids.
 
     Names and ids follow the rules and errors of `class_ids`. DataError is also raised if the column's type declares
-    class ids, but a list can only be 0 and 1 per class: it has an entry per class, only 0 and 1, and one comes twice.
+    class ids, but a list has one entry per class, only 0 and 1, and one of the two several times: 0 and 1 per class.
     """
     index = _index(labels)
     for row, cell in _cells(table, column):

@@ -94,7 +94,7 @@ class LazyFile(ABC):
 
     @classmethod
     def accepts(cls, entry: object) -> bool:
-        """Return whether `entry` has a form that `of` accepts, even if its values are wrong, and holds a file."""
+        """Return whether `entry` has a form that `of` accepts, even if its values are wrong. False for None."""
         if _holds_file(entry):  # not by `of`, which decodes Base64
             return cls.accepts(entry.get("path") if entry.get("bytes") is None else entry["bytes"])
         try:
@@ -168,7 +168,10 @@ def from_base64(text: str) -> bytes:
 
 
 def beside(folder: Path | None, entry: object) -> object:
-    """Return a cell with `folder` before its path (a string, or "path" in a mapping), unless only the path exists."""
+    """Return a cell with `folder` before its path, which is a string or "path" in a mapping without bytes.
+
+    The path stays if there is a file at it but none in `folder`; URLs, other cells, and all without `folder` stay too.
+    """
     if folder is not None and isinstance(entry, Mapping) and "path" in entry and entry.get("bytes") is None:
         return {**entry, "path": beside(folder, entry["path"])}
     if folder is None or not isinstance(entry, str) or "://" in entry:

@@ -143,7 +143,7 @@ class MaskedLMKind(lm.LanguageModelingKind):
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> MaskedInputs | TextInputs:
         """Return blocks or rows with masked tokens; for prediction, windows of each text, without masking.
 
-        Raises ConfigError if there is no tokenizer, in training if it has no mask token, in prediction if it is slow.
+        Raises ConfigError if there is no tokenizer, if it is slow in prediction, or if it has no mask token otherwise.
         """
         processor = check_tokenizer(processor)
         if options.part == "predict":
@@ -173,7 +173,7 @@ class _FilledMasks(Results[Tensor, list[MaskAnswer]]):
         self._places = word_places(inputs.encoded, self._masks)
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
-        """Store the `best_tokens` of each mask token of `rows`, from `outputs` `[batch, tokens, vocabulary]`."""
+        """Store the `best_tokens` of each mask token in the windows `rows`; `outputs` are logits of all tokens."""
         for at, row in enumerate(rows):
             for position, number in self._places.get(row, ()):
                 self._best[number] = lm.best_tokens(outputs[at, position]).tolist()

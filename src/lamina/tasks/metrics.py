@@ -87,9 +87,8 @@ def metrics_of(
     """Return the metrics of a task; `first`, the metric that the user has named, comes first. None: the kind's default.
 
     The kind's `further_metrics` are included only if `first` is one. Metrics about a positive class are left out if
-    there are two classes and neither is known to be positive (`positive` is None, and so is `usual_positive`). `op` is
-    the operation, for messages. Raises UnknownNameError if there is no such metric, and ConfigError if `first` is one
-    of those left out.
+    there are two classes, `positive` is None and `usual_positive` finds none. `op` is the operation, for messages.
+    Raises UnknownNameError if there is no metric `first`, and ConfigError if it is one of those left out.
     """
     known, further = kind.metrics(problem_type, labels), kind.further_metrics(problem_type, labels)
     known = (*known, *further) if first in further else known
@@ -296,7 +295,7 @@ def class_table(predictions: Tensor, targets: Tensor, labels: Sequence[str]) -> 
 
 
 def span_table(predictions: Tags, targets: Tags, labels: Sequence[str]) -> list[ClassRow]:
-    """Return the rows of `class_table` for spans, one per span label.
+    """Return the rows of `class_table` for spans: one per span label, in alphabetical order, then the averages.
 
     A predicted span is correct if its label, start and end equal those of a true span. seqeval finds the spans.
 
@@ -425,7 +424,7 @@ def _of_corpus(name: str, predictions: list[str], references: list[str]) -> floa
 
 
 def _check_tags(predictions: Tags, targets: Tags) -> None:
-    """Raise DataError if there are no words, or unless every text has predictions, one tag per word."""
+    """Raise DataError unless there is a word, and every word of every text has one prediction."""
     _check_rows(predictions, targets)
     if not any(len(row) for row in targets):
         raise DataError("metrics: there are no words; a score needs at least one.")

@@ -43,7 +43,7 @@ ROW = "\0row"  # column with the number of each row; no file has it
 class RecordedTables(dict[str, Table]):
     """The tables of a task over recorded states: split name -> table of labels with a column `ROW`.
 
-    A cell of `ROW` is "t" and the row's number; if tokens have labels, it is a list with this text for each token.
+    A cell of `ROW` is "t" and the row's index; if tokens have labels, it is a list with this text for each token.
 
     Attributes:
         states: Split name -> its recorded states.
@@ -68,7 +68,7 @@ class RecordedRow:
         return self.recorded.digest
 
     def __call__(self, text: str, row: int | str) -> Cell:
-        """Return the row's text, or if that is empty the number of the row and the folder of the states.
+        """Return the row's text; if it is empty, a text with the index `row` and the folder of the states.
 
         For pairs, `row` is the second text, and both are returned.
         """
@@ -118,7 +118,10 @@ class StatesInputs:
         return Encoded(window_table(columns))
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return only the attention mask of the rows numbered `rows`, under the model's name; `epoch` is not used."""
+        """Return {name: attention mask `[batch, tokens]`} of the rows with the indices `rows`; `epoch` is not used.
+
+        The name is "attention_mask", or "decoder_attention_mask" for states of the stack "decoder".
+        """
         counts = torch.tensor([self.recorded.tokens(int(self._rows[row])) for row in rows])
         mask = (torch.arange(int(counts.max())) < counts[:, None]).long()
         name = "decoder_attention_mask" if self.recorded.manifest.stack == "decoder" else "attention_mask"
@@ -294,8 +297,8 @@ def splits_on_states(
 def _check_order(op: str, split: Split, recorded: RecordedStates, label: str | int) -> None:
     """Raise DataError if the column `label` of the states' table shows that its rows are not those of a split.
 
-    Equal cells must have equal labels in the split, and the table one row per recorded row. Nothing is checked if
-    there is no such table or column. `op` begins the message.
+    Rows with equal cells must have equal labels in the split, and the table must have one row per recorded row. Nothing
+    is checked if there is no such table or column. `op` begins the message.
     """
     path = recorded.folder / (recorded.manifest.table or "")
     cells = read_table(path).columns.get(str(label), ()) if recorded.manifest.table and is_file(path) else ()

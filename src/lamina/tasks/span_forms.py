@@ -102,7 +102,7 @@ def read_spans(cell: object, default: str = SPAN_LABEL) -> list[SpanMark]:
 
 
 def _mentions(span: object) -> list[object]:
-    """Return the mentions of an entity in Google's form, each with the entity's label; any other span alone."""
+    """Return the mentions of an entity in Google's form as spans with its label; for any other span, a list of it."""
     if not isinstance(span, Mapping) or any(key in span for key in (*_STARTS, "offset", "offsets")):
         return [span]
     mentions = span.get("mentions") or None
@@ -119,8 +119,8 @@ def _mentions(span: object) -> list[object]:
 def _with_edges(span: Mapping[str, object]) -> Mapping[str, object]:
     """Return a span with "start" and "end" in place of an offset and a length, or of pairs of offsets.
 
-    Azure, Google and bigbio write these, always beside the text, to which the place is compared; without a text the
-    span is returned as it is. Raises SpanError if a span has several pieces.
+    Azure, Google and bigbio write these beside the span's text. A span that has a start already, or no text, is
+    returned as it is. Raises SpanError if a span has several pieces.
     """
     if any(key in span for key in _STARTS):
         return span
@@ -150,10 +150,10 @@ def _spelled(text: str) -> object:
 
 
 def _list_of(cell: Mapping[str, object]) -> object:
-    """Return the list of spans inside the object `cell`; if the object is itself a span, a list with only this span.
+    """Return the spans inside the object `cell`: the value of a key such as "entities", even if that is no list.
 
-    The spans may be under a key such as "entities" (whose value need not be a list), be spelled as one list per field,
-    or as label -> texts. Raises SpanError if lists of starts, ends and labels have different lengths.
+    One list per field, or one list of texts per label, becomes a list of spans. Any other object is itself a span, in a
+    list of one. Raises SpanError if lists of starts, ends and labels have different lengths.
     """
     for key in _CONTAINERS:
         if key in cell and not any(name in cell for name in _STARTS):
@@ -225,16 +225,16 @@ def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
 def _may_be_place(key: str, text: str) -> bool:
     """Return whether `text`, the value of an unknown `key` of a span, may be the span's place.
 
-    It may if it holds numbers alone, and there are two, or the key's name suggests a place.
+    It may if it holds nothing but numbers, and either it holds two or the key's name suggests a place.
     """
     return bool(_PLACE.fullmatch(text)) and bool(_PLACE_KEY.search(key.lower()) or len(_NUMBER.findall(text)) == 2)
 
 
 def _label(span: object, labels: Sequence[object], default: str) -> str:
-    """Return the label of a span. `labels` are the values of its label keys: names, or lists with one name.
+    """Return the label of a span. `labels` are the values of its label keys: a name, {"value": name}, or a list of one.
 
     Raises SpanError if a label is missing, or is a tag such as "O" or "B-PER"; LabelCellError if one is not a class
-    name; UnplacedSpanError if labels differ. `default`, the label of spans without a key for it, is for the message.
+    name; UnplacedSpanError if labels differ. `default`, the label of spans without a label key, is for the message.
     """
     entries = [part for label in map(plain, labels) for part in (label if isinstance(label, list) else [label])]
     # flair writes its labels with their confidence
@@ -266,7 +266,7 @@ def _is_offset(value: object) -> TypeGuard[int | float]:
 
 
 def utf16_units(text: str) -> list[int]:
-    """Return a list that maps each UTF-16 offset in a text to a character offset; -1 inside a surrogate pair.
+    """Return the character offset for each UTF-16 offset in a text, its end included; -1 inside a surrogate pair.
 
     Most annotation tools in a browser count UTF-16 units: an emoji is two.
     """

@@ -66,7 +66,7 @@ _SCHEMES = tuple(
 
 
 def recognise(tags: Iterable[str]) -> TagScheme | None:
-    """Return the scheme in which all of `tags` mark spans; None if there is none."""
+    """Return the first known scheme in which all of `tags` mark spans; None if there is none."""
     tags = set(tags)
     for scheme in _SCHEMES:
         if all(scheme.read(tag) is not None for tag in tags) and _marks_spans(scheme, tags):
@@ -118,7 +118,7 @@ def is_iob2(labels: Iterable[str]) -> bool:
 
 
 def to_iob2(tags: Sequence[str | None], scheme: TagScheme = _USUAL) -> tuple[str | None, ...]:
-    """Return one sentence's tags, written in `scheme`, as IOB2. None (no tag), and tags that do not fit it, stay.
+    """Return one sentence's tags, written in `scheme`, as IOB2. None (no tag) and tags that do not fit `scheme` stay.
 
     An inside mark ("I-x") begins a span if no span with its label is open, as in IOB1.
     """

@@ -101,9 +101,9 @@ def _check_words(table: Table, spec: ColumnSpec) -> None:
 def _tag_name(mark: object, labels: Sequence[str], by_id: Sequence[str], *, are_ids: bool) -> str | None:
     """Return the name of a tag in a file; None for -100, which marks a word without a label.
 
-    A tag may be the index of a label in `by_id`; the caller passes () if one of `labels` is a number itself. A text is
-    read as an index only with `are_ids`: all tags of the table are numbers. Raises LabelCellError if the tag is
-    neither an index nor a name.
+    A tag may be the index of a label in `by_id`, which is () if one of `labels` is a number itself. A text is an index
+    only with `are_ids`, that is, if all tags of the table are numbers. Raises LabelCellError if the tag is neither an
+    index nor a name.
     """
     can_be_id = not isinstance(mark := plain(mark), bool) and (are_ids or not isinstance(mark, str))
     if can_be_id and is_number(mark) and float(str(mark)).is_integer():
@@ -130,7 +130,7 @@ def _refuse_odd_tag(table: Table, tags: TagNames, spec: ColumnSpec, odd: str | N
 def _labels(spec: ColumnSpec, names: Sequence[str], scheme: tag_schemes.TagScheme | None) -> tuple[str, ...]:
     """Return the class names of a task.
 
-    `names` are `spec.labels`, or the tags of the train split; only the latter are sorted. If `names` mark spans in
+    `names` are `spec.labels`, or else the tags of the train split, which are sorted. If `names` mark spans in
     `scheme` (None: they mark none), they become IOB2 tags; but `spec.labels` stay if all are IOB2, IOBES or BILOU tags.
     """
     if scheme is None or (spec.labels is not None and marks_spans(spec.labels)):
@@ -159,7 +159,7 @@ def _split(table: Table, spec: ColumnSpec, tags: TagNames) -> Split:
 
 
 def _tag_ids(table: Table, spec: ColumnSpec, tags: TagNames) -> list[tuple[int, ...]]:
-    """Return for each row of the table the ids of its `tags`; a word whose tag is None has none (-100).
+    """Return for each row of the table the ids of its `tags`; -100 for a word whose tag is None.
 
     Raises DataError for a tag that is not in `spec.labels`.
     """
@@ -225,10 +225,11 @@ def _labelled_texts(table: Table, spec: ColumnSpec) -> Sequence[str]:
 def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedText]:
     """Return the words of each row's text with their tags; `default` is the label of spans without a label.
 
-    Edges of spans count characters. They count UTF-16 units instead, with a warning, if no span is wrong in units, and
-    either more rows have wrong spans in characters than cut words in units, or no row has a wrong span and rows cut
-    words in characters only. A wrong span raises DataError, as in `span_splits`; with `missing_labels` "ignore", the
-    words of its row get no tags, with a warning. A span that cuts words tags its whole words, with a warning.
+    Edges of spans count characters. They count UTF-16 units instead, with a warning, if that leaves no wrong span and
+    one of two things holds: more rows have wrong spans in characters than cut words in units; or no row has a wrong
+    span, and words are cut in characters only. A wrong span raises DataError, as in `span_splits`; with
+    `missing_labels` "ignore", the words of its row get no tags, with a warning. A span that cuts words tags its whole
+    words, with a warning.
     """
     marks: list[list[span_forms.SpanMark] | span_forms.UnplacedSpanError] = []
     for row, cell in zip(table.rows, table.column(spec.label), strict=True):

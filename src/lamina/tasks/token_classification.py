@@ -59,7 +59,10 @@ class WordGroup(NamedTuple):
 
 
 def decided_words(encoded: Encoded, words: Sequence[Sequence[Span]]) -> list[WordGroup]:
-    """Return the words of all texts in groups, each predicted from one token; arguments as in `deciding_tokens`."""
+    """Return the words of all texts in groups: those predicted from one token, or one dropped word.
+
+    Arguments and errors are those of `deciding_tokens`.
+    """
     groups: list[WordGroup] = []
     texts = [text for text, row in enumerate(words) for _ in row]
     for number, (text, place) in enumerate(zip(texts, deciding_tokens(encoded, words), strict=True)):
@@ -73,10 +76,10 @@ def decided_words(encoded: Encoded, words: Sequence[Sequence[Span]]) -> list[Wor
 @final
 @dataclass(frozen=True)
 class Pieces:
-    """The learnt tags of words that share a token. Tags that form one continuing span are not stored.
+    """The learnt tags of words that share a token.
 
     A token may cover several words, for example in Chinese, but gets one tag. The most frequent tags of its words are
-    therefore counted in training.
+    therefore counted in training. They are stored unless the further words continue the first word's span.
 
     Attributes:
         labels: The class names.
