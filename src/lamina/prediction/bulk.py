@@ -426,7 +426,14 @@ def _to_parquet(rows: Iterator[JSONObject], path: Path) -> None:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of a source: `examples` and their numbers (`lines`), of `read` parsed rows; `problems` of other rows."""
+    """Some rows of a file.
+
+    Attributes:
+        lines: The line of each example in the file; see `Table.rows`.
+        examples: The examples.
+        read: Number of rows that were parsed for them.
+        problems: Errors of rows that were left out.
+    """
 
     lines: Sequence[int]
     examples: Sequence[object]

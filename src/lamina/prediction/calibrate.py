@@ -98,9 +98,9 @@ def calibrate(  # noqa: PLR0913
         progress: Show a progress bar.
 
     Returns:
-        The monitor with `threshold` and `calibration`: the false-positive rate and the recall that it reached, with
-        their confidence intervals. Unless it is a cascade, it also has `sketch`, a summary of the scores for
-        `watch_drift`.
+        A copy of the monitor (or of the cascade, with a copy of its second monitor) that has `threshold` and
+        `calibration`: the false-positive rate and the recall that it reached, with their confidence intervals. A copy
+        that is no cascade also has `sketch`, a summary of the scores for `watch_drift`.
 
     Raises:
         ConfigError: If an option is out of range, or is set although a given `threshold` makes it useless; if there are

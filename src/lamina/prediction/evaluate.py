@@ -291,6 +291,8 @@ def tfidf_scores(task: Task, split: str) -> dict[str, float]:
     Args:
         task: A task over texts or pairs of texts. The baseline is trained on its "train" split.
         split: The split that is scored. Rows without a label are skipped in both splits.
+
+    `_check_tfidf` must have accepted the task.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression, Ridge
@@ -359,8 +361,8 @@ def tasks_of_file(
         path: The file, in a form that `Task.from_files` reads.
         split: Name of the split that the rows become.
         columns: The columns that the user has named.
-        positive: Reader name -> positive class. Or one class for all readers; if some have two labels, only for those.
-            None: the classes with which the readers learnt.
+        positive: Reader name -> positive class. Or one class: for the readers with two labels, or for all if none has
+            two. None: the classes with which the readers learnt.
         train: File of the train split, for scores that need one. None: there is none.
         reader: The only reader to score, or any name for a whole model. If the file lacks a column that the reader
             learnt from, the default of `Task.from_files` is used. None: all readers.

@@ -131,7 +131,7 @@ class _Trained(NamedTuple):
 def _scores(
     bank: ReaderBank, monitors: dict[str, AnyMonitor], messages: Sequence[tuple[str, str]]
 ) -> list[MessageScore]:
-    """Return a row for each reply (role `REPLIES`) that has a token and each monitor, in the order of the replies.
+    """Return the rows of all replies (role `REPLIES`), in their order: one per monitor, none for an empty reply.
 
     `messages` are pairs of a role and a text. Raises NotFiniteError if a score is NaN.
     """

@@ -305,7 +305,7 @@ class Predictor:
         return self.predict(self.prepare(examples))
 
     def predict(self, prepared: Prepared, *, budget: Budget | None = None) -> list[Answers]:
-        """Predict as a call does, with the same errors, but for examples that `prepare` has encoded.
+        """Predict as `__call__` does, with the same errors, but for examples that `prepare` has encoded.
 
         For `budget` see `answer_by_pass`. The backend is chosen again for each call; see `choose_engine`.
         """

@@ -86,7 +86,7 @@ def _result(ray: ModuleType, answer: object, op: str) -> Any:
 
 
 def _alone(ray: ModuleType, actor: Any, item: object, op: str) -> Any:
-    """Return the result of one item from the worker `actor`.
+    """Send one item to the worker `actor`, and return the result.
 
     Raises LaminaError, which begins with `op`, if the worker dies, and the errors of `_result`.
     """

@@ -279,8 +279,8 @@ def score_replies(
 
     Raises:
         UnknownNameError: If the bank does not have a monitor of this name, or lacks the monitor's reader.
-        ConfigError: If the bank has no tokenizer, the monitor is a cascade, there are no replies, or an option is out
-            of range.
+        ConfigError: If the bank has no tokenizer, the monitor is a cascade, there are no replies, an option is out of
+            range, or the tokenizer or the frozen model has changed.
         NotFiniteError: If a score is NaN.
     """
     if isinstance(monitor, str):

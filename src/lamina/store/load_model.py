@@ -166,7 +166,7 @@ def _load(
 
 
 def _has_classes(empty: PreTrainedModel, kind: Any, classes: int) -> bool:
-    """Return whether weights of `empty`, a model of the class `kind`, have other shapes for more than `classes`."""
+    """Return whether `empty`, of the class `kind`, would have weights of other shapes with `classes` + 1 classes."""
     config = deepcopy(empty.config)
     models.name_classes(config, [str(number) for number in range(classes + 1)])
     shapes, more = ([part.shape for part in model.parameters()] for model in (empty, models.empty_model(config, kind)))

@@ -104,8 +104,9 @@ def _downloaded_code(config: PretrainedConfig) -> Iterator[str]:
 def _check_id(name: str, revision: str | None) -> None:
     """Raise ModelNotFoundError if `name` looks like a misspelt short name ("minilm") or cannot be an id.
 
-    Also, unless in offline mode, if the hub cannot be reached and the local cache has no copy: transformers would try
-    the hub for half a minute first. It reports ids that the hub does not know, and what is missing in offline mode.
+    Outside offline mode, raise it also if the hub cannot be reached and the local cache has no copy, because
+    transformers would try the hub for half a minute first. transformers itself reports ids that the hub does not know,
+    and files that are missing in offline mode.
     """
     if "/" not in name and (close := get_close_matches(name.lower(), SHORT_NAMES, n=1)):
         raise ModelNotFoundError(op="load", got=name, reason=_NO_FOLDER, hint=f"Did you mean '{close[0]}'?")
@@ -311,8 +312,8 @@ def _check_types(path: Path) -> None:
 def _tensors_at_top(path: Path, content: object) -> dict[str, torch.Tensor]:
     """Return the tensors at the top level of `content`, which the `.bin` file at `path` holds.
 
-    Raises StoreError if a dict of tensors inside `content` has more weights than the top level, or if that has other
-    objects and no weights. If there are several such dicts, the largest counts. Scalars are returned, but no weights.
+    Raises StoreError if a dict of tensors inside `content` (the largest of them) has more weights than the top level,
+    or if the top level has other objects and no weights. Scalars are returned, but do not count as weights.
     """
     kind = type(content).__name__
     entries = cast("dict[object, Any]", content) if isinstance(content, dict) else {"": None}
@@ -464,10 +465,7 @@ def _check_sha256(path: Path, expected: str) -> None:
 
 @contextmanager
 def model_errors(name: str, model_type: str) -> Generator[None]:
-    """Raise `_model_error`'s error for any other in the `with` block, since files may hold anything.
-
-    An error of Lamina's own is raised unchanged, with its cause.
-    """
+    """Convert any error in the `with` block as `_model_error` does; an error of Lamina's own is raised unchanged."""
     try:
         yield
     except LaminaError:

@@ -188,7 +188,7 @@ _steps = 0  # steps of all optimizers in this process
 
 
 def _count_step(*_: object) -> None:
-    """Count an optimizer step. It is a hook that runs after a step of any optimizer."""
+    """Count an optimizer step in `_steps`; a hook that runs after a step of any optimizer."""
     global _steps
     _steps += 1
 

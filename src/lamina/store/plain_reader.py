@@ -158,7 +158,7 @@ class PlainReader(nn.Module):
         return total + self._weight("bias") if hasattr(self, "bias") else total
 
     def _projected(self, states: Sequence[Tensor]) -> Tensor:
-        """Fuse as AdaLayers or SingleLayer, to `[tokens, dim]`: the weighted sum of the projected, normalised layers.
+        """Fuse as AdaLayers or SingleLayer, to `[tokens, dim]`: GELU, projection and layer norm, then the weighted sum.
 
         If "activation" is set, the result is the GELU of the sum.
         """
@@ -169,7 +169,7 @@ class PlainReader(nn.Module):
         return F.gelu(total) if self.settings["activation"] else total
 
     def _pooled(self, states: Sequence[Tensor]) -> Tensor:
-        """Fuse as PooledLayers: pool the tokens of each layer by attention, project, and sum over the layers."""
+        """Fuse as PooledLayers, to `[1, dim]`: pool each layer's tokens by attention, then sum the layers, weighted."""
         parts = list[Tensor]()
         layers = zip(states, self._rows("queries"), self._rows("projection"), self._rows("weights"), strict=True)
         for state, queries, matrix, weight in layers:

@@ -313,8 +313,8 @@ def _named_here(model: PreTrainedModel, record: Sequence[Edit], parameters: Coll
 def _replay_freeze(model: PreTrainedModel, record: Sequence[Edit], number: int, frozen: set[str]) -> None:
     """Replay edit `number` of the record, a freeze.
 
-    Afterwards, parameters that the edit left trainable require gradients, and those in `frozen` do not: the present
-    names of the parameters that it froze. All others stay as they are.
+    Afterwards, parameters that the edit left trainable require gradients, and those that it froze do not; `frozen` has
+    the present names of the latter. All others stay as they are.
     """
     train, prefix = record[number].settings.get("train"), f"{model.base_model_prefix}."
     for key, parameter in model.named_parameters():

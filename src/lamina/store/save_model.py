@@ -100,8 +100,8 @@ def _rebuilt(model: PreTrainedModel) -> PreTrainedModel:
 def _problem(model: PreTrainedModel, empty: PreTrainedModel, under: str) -> str | None:
     """Return why a model cannot be built again from its config and its edits, as text; None if it can.
 
-    `empty` is the model without weights that was built from both. Names and shapes of the weights whose names begin
-    with `under` are compared, and whether blocks share weights that they do not share in `empty`; values are not.
+    `empty` is the model without weights that was built from both. Only weights whose names begin with `under` are
+    compared: their names, their shapes, and which of them blocks share. Values are not compared.
     """
     own, expected = _shapes(model, under), _shapes(empty, under)
     problem = weight_problem(empty, expected.keys() - own.keys(), own.keys() - expected.keys(), exact=True)

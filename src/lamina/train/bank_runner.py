@@ -59,8 +59,8 @@ class BankRunner(Runner):
         op: The public operation, such as "fit" or "predict", for messages.
         processor: Tokenizer, image processor or feature extractor. None: the bank's.
         reads_inputs: Whether the model reads examples. False: all states are recorded, so that no processor is needed.
-        readers: Name -> reader that answers. None: all. Checks whether the processor has changed are made for these
-            alone, and not for "fit", where readers learn from the processor as it is now.
+        readers: Name -> reader that answers. None: all. The processor must not have changed since these were
+            trained or loaded, except for "fit", where readers learn from the processor as it is now.
 
     Attributes:
         engine: Computes the outputs of batches without labels. None: PyTorch computes them.

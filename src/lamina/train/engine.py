@@ -508,7 +508,7 @@ class DivergenceGuard:
             raise self._error(what, name, step)
 
     def check_weights(self, learners: Iterable[Learner], step: int) -> None:
-        """Raise NotFiniteError if a trained weight is not finite, or `check` does.
+        """Raise the errors of `check`, and NotFiniteError if a trained weight is not finite.
 
         `step` is the number of steps so far, for the message.
         """

@@ -104,9 +104,9 @@ def fit(  # noqa: PLR0913
         tasks: Reader name -> task with "train" and "validation" parts, or for a whole model its task. With
             `keep="last"` and no other option that needs scores, a task without "validation" is not scored.
         states: Folder of recorded hidden states (see `lamina extract`), one row for each row of the tasks' source, so
-            that the model is not run; a mapping has a folder for each split, or reader name -> such a folder or
-            mapping. Splits that were held out from "train" need no folder of their own, and `max_length` can only be
-            that of the recording. None: the model computes them.
+            that the model is not run. Or a mapping: split -> folder, or reader name -> folder or such a mapping. Splits
+            that were held out from "train" need no folder of their own, and `max_length` can only be that of the
+            recording. None: the model computes them.
         grid: Reader name -> key -> values, such as `{"cola": {"fusion.alpha": [1, 8], "seed": [0, 1]}}`. Readers
             "cola_0001", "cola_0002" ... replace the reader "cola": one per combination, all trained in the same passes.
             Keys are fields of the fusion and the head, "fusion" (whole methods), "seed", "learning_rate" and "epochs".

@@ -81,8 +81,8 @@ def expand(reader: Reader, grid: Mapping[str, Sequence[object]], *, name: str = 
 
     Raises:
         UnknownNameError: If a key, or a name in a value, does not exist.
-        ConfigError: If a key is ambiguous or comes twice, has no list of values, an empty one or one with duplicates, a
-            value does not fit its field, or there are more than 100,000 combinations.
+        ConfigError: If a key is ambiguous or comes twice; if its values are no list, none, or have duplicates; if a
+            value does not fit its field; or if there are more than 100,000 combinations.
     """
     axes = _axes(reader, grid, f"grid of '{name}'")
     check_count(f"grid of '{name}'", axes)
@@ -119,7 +119,7 @@ def apply_sweep(
         sweeps: Key, full or short -> values. Keys that the grid cannot have are ignored.
 
     Returns:
-        The new grid, with the used keys in full at the end, and the keys of `sweeps` that were used.
+        The new grid, in which the swept keys come last, in full; and the keys of `sweeps` that were used, as given.
 
     Raises:
         ConfigError: If a short key may mean two full ones.

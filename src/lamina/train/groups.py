@@ -112,8 +112,8 @@ def group_tasks(
 ) -> Iterator[Group]:
     """Put tasks with equal examples into groups; yield each once its examples are encoded and its labels are made.
 
-    Tasks are in one group if their examples, kind of inputs, and options `by_row` and `image_size` are equal. Tasks on
-    tokens are in a group of their own if tasks on whole texts read long texts or pairs differently.
+    Tasks are in one group if their examples, kind of inputs, and options `by_row` and `image_size` are equal. If
+    tasks on tokens would read long texts or pairs differently from tasks on whole texts, the two are in two groups.
 
     Args:
         tasks: Learner name -> task.

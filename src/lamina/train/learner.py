@@ -120,8 +120,8 @@ class Learner:
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """Take an optimizer step with the learning rates scaled by `factor`, clear the gradients, and count the step.
 
-        With a gradient `scaler` (not None), which float16 needs, the weights stay as they are if a gradient is not
-        finite.
+        With a gradient `scaler`, which float16 needs, the weights stay as they are if a gradient is not finite; the
+        step counts all the same.
         """
         factor = self.factor()
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):

@@ -233,7 +233,7 @@ class FitOptions(PassOptions):
             raise ConfigError(f"{op}: {name} is {getattr(self, name)!r}; {where} has no use for it.")
 
     def without_effect(self, kinds: Collection[Kind]) -> Iterator[tuple[str, str]]:
-        """Yield (name, reason) of options that are set but have no effect."""
+        """Yield (name, reason) of options that are set but have no effect; see `PassOptions.without_effect`."""
         yield from super().without_effect(kinds)
         if self._is_set("warmup_ratio") and self.warmup_steps is not None:
             yield "warmup_ratio", "and warmup_steps is set too; only one can be set. Leave one out"

@@ -411,7 +411,9 @@ def _result(
 
 
 def _baselines(engine: Engine) -> Scores:
-    """Return learner name -> dict: the best constant prediction under "always", and metric -> its validation score.
+    """Return learner name -> scores of the best constant prediction on the validation split.
+
+    A learner's dict has the prediction itself as "always", and metric -> score.
 
     Learners of kinds without such a prediction are left out.
     """
