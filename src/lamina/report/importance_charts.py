@@ -115,9 +115,9 @@ def draw_importances(
 def _drawn_rows(importances: Rows, table: Rows) -> tuple[list[Mark], list[Mark]]:
     """Return the rows of importances to draw over training, and the rows of each run's best epoch among them.
 
-    If the best epoch has no rows, the last epoch before it counts. The arguments are those of `importance_drawings`.
-    Runs whose setting is not the best of a grid are left out. In the returned rows, "reader" is the title of the run's
-    panel, and "run" is the name of the reader.
+    If the best epoch has no rows, the last epoch before it counts; if a run has no best epoch, its last one. For the
+    arguments see `importance_drawings`. Runs whose setting is not the best of a grid are left out. In the returned
+    rows, "reader" is the title of the run's panel, and "run" is the name of the reader.
     """
     known = {row["reader"] for row in importances}
     runs = {reader: run for reader, run in _runs(table).items() if reader in known}

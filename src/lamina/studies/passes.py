@@ -166,7 +166,7 @@ def group_batches(inputs: Inputs, rows: Sequence[int], batch_size: int) -> Itera
 def unlabelled_batches(inputs: Inputs, count: int) -> list[Batch]:
     """Return the first `count` rows of encoded `inputs` in random batches of 32 to 63 rows, without their labels.
 
-    With fewer than 32 rows there is one batch of all rows.
+    With fewer than 32 rows there is one batch of all rows. Every call draws the same batches.
     """
     groups = [inputs.batch(rows) for rows in row_groups(count, 32, 0)]
     return [{name: value for name, value in batch.items() if name != "labels"} for batch in groups]
@@ -222,8 +222,8 @@ class RowVectors:
     def read(self, group: Group) -> list[Tensor]:
         """Run the model over a group's batches; return for each layer of `reader` the vectors `[rows, width]`.
 
-        All states also go to `measures`. With `per="text"`, row i is the group's text with the i-th lowest number. The
-        order of tokens is arbitrary, but the same for all layers.
+        All states also go to `measures`. Texts are in ascending order of their row numbers. Tokens are in an arbitrary
+        order, which is the same for all layers.
         """
         parts: list[list[Tensor]] = [[] for _ in self.reader.layers]
         order: list[int] = []

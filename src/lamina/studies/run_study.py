@@ -202,7 +202,7 @@ def _load(names: JSON, what: Loads, data: str | Path | None) -> object:
     """Load the model or bank that a recipe names by hub id or folder; for a checkpoint, only return the id or path.
 
     `what` says whether `names` are models, banks or checkpoints. A list or mapping of names gives a list or mapping of
-    results. `data` is that of `_load_options`. Raises LaminaError if loading fails.
+    results. The folder `data` is searched before the current one. Raises LaminaError if loading fails.
     """
     if isinstance(names, Mapping):
         return {own_name: _load(source, what, data) for own_name, source in names.items()}

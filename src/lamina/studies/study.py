@@ -114,7 +114,7 @@ class _StudyFacts(SavedFacts):
 
 
 def _undefined(table: DataFrame) -> str | None:
-    """Return how many scores of a study's table are NaN or infinite, and what to do, as one text of two sentences.
+    """Return two sentences: how many scores of a study's table are NaN or infinite, and what they would need.
 
     None if all are finite, or the table has no column "score" of floats.
     """

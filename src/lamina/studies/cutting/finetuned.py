@@ -193,9 +193,9 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
         Cells that raised an error have no rows; the study's `settings["failures"]` lists them.
 
     Raises:
-        ConfigError: If a count is out of range, there is no task or no seed, an entry of a list occurs twice, the stack
-            has no module per block, or all cells failed; if `resume` is set without `output`, or the cells in `output`
-            were run with other settings or library versions.
+        ConfigError: If an option is out of range, a list or `tasks` is empty, an entry of a list occurs twice, the
+            processor fits no task, the stack has no module per block, or all cells failed; if `resume` is set without
+            `output`, or the cells in `output` were run with other settings or library versions.
         UnknownNameError: If an end, a start, the position or the stack does not exist, or a task does not have both
             splits.
         ModelNotFoundError: If `model` is a name and there is no such model.
@@ -329,9 +329,9 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
         Cells that raised an error have no rows; the study's `settings["failures"]` lists them.
 
     Raises:
-        ConfigError: If a count or fraction is out of range, there is no task or no seed, an entry of a list occurs
-            twice, the stack has no module per block, or all cells failed; if `resume` is set without `output`, or the
-            cells in `output` were run with other settings or library versions.
+        ConfigError: If an option is out of range, a list or `tasks` is empty, an entry of a list occurs twice, the
+            processor fits no task, the stack has no module per block, or all cells failed; if `resume` is set without
+            `output`, or the cells in `output` were run with other settings or library versions.
         UnknownNameError: If the scope or the stack does not exist, or a task does not have both splits.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.

@@ -249,7 +249,7 @@ def _warn_of_few_rows(task: Task, by: By) -> None:
 
 
 def _held_out(task: Task) -> Task:
-    """Return the task with a tenth of its training rows, on which blocks are chosen, as its validation split."""
+    """Return the task with a tenth of its training rows as its validation split, and without a test split."""
     return task.held_out(0).without_test()
 
 
@@ -471,7 +471,7 @@ def read_plan(path: Path) -> EditPlan:
 def parse_plan(fields: Fields, *, op: str = "plan", file: Any = None) -> EditPlan:  # noqa: ANN401 a `YamlFile`
     """Return a plan from its fields; raise ConfigError or UnknownNameError if one is not allowed.
 
-    Messages begin with `op`, and name the line if there is a `file`.
+    Messages begin with `op`, and name the line in `file`, the `YamlFile` of the fields. None: no line.
     """
     try:
         return EditPlan.model_validate(fields)

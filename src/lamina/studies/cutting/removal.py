@@ -128,7 +128,8 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
         epochs: Number of epochs of the readers.
         batch_size: Rows per training step; scores do not depend on how rows are batched.
         learning_rate: Peak learning rate of the readers; it falls to 0 linearly.
-        max_length: Maximum tokens per text. None: what the model allows. All further options are those of `reinit`.
+        max_length: Maximum tokens per text. None: what the model allows.
+        stack: Name of the stack. This and all further options are the same as in `reinit`.
 
     Returns:
         A study with the columns "task", "seed", "layer" (the first removed block; 0: none), "blocks" (number of removed
@@ -137,14 +138,15 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
         Cells that raised an error have no rows; the study's `settings["failures"]` lists them.
 
     Raises:
-        ConfigError: If there is neither a task nor a text, `runs` (or, with tasks, `seeds`) is empty, a length in
-            `runs` is not between 1 and the depth minus 1, another option is out of range, the stack has no module per
-            block, or every cell failed or measured nothing; if `resume` is set without `output`, or the cells in
-            `output` were run with other settings or library versions.
+        ConfigError: If there is no task, text or prompt, `runs` (or, with tasks, `seeds`) is empty, a length in `runs`
+            is not between 1 and the depth minus 1, another option is out of range, the processor fits no task, the
+            stack has no module per block, or every cell failed or measured nothing; if `resume` is set without
+            `output`, or the cells in `output` were run with other settings or library versions.
         UnknownNameError: If a task does not have both splits, or the stack does not exist.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.
-        StoreError: If `output` cannot be written, or a finished cell in it is damaged.
+        StoreError: If files of `model` are damaged, `output` cannot be written, or a finished cell in it is damaged.
+        MissingExtraError: If `ray` is set and Ray is not installed.
 
     Source:
         Block influence: Men et al. 2024, "ShortGPT", arXiv:2403.03853. Ranges of blocks: Gromov et al. 2024,

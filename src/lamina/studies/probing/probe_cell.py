@@ -402,7 +402,7 @@ def _score_rows(task: Task, results: Results, control: Results | None) -> list[d
 
 
 def _without_validation(tasks: Mapping[str, Task], split: str) -> dict[str, Task]:
-    """Return the tasks with their "train" split. The validation split of each is one row of the first task's `split`.
+    """Return the tasks with their "train" split. All get the same validation split: a row of the first task's `split`.
 
     Training requires a validation split, but no epoch of a probe is selected by its score. Only a task's own metric is
     left, and only the first sub-token of a word is learnt.

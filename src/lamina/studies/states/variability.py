@@ -147,7 +147,7 @@ def _figures(*, with_probes: bool) -> dict[str, Figure]:
 def _probe_scores(probed: Study | str | Path, tasks: Sequence[str]) -> dict[str, dict[int, float]]:
     """Return task -> layer -> mean score of its probe over seeds, from a probing study or the folder that has one.
 
-    Only probes of the blocks' output count: linear ones, or MLPs if there are no linear ones. Raises ConfigError if
+    Only probes at the site "output" count: the linear ones, or the MLPs if none is linear. Raises ConfigError if
     another function made the study; UnknownNameError if the study does not have a task in `tasks`; StoreError if the
     folder does not hold a study, or the study is damaged.
     """
@@ -186,7 +186,7 @@ def _comparison_sentence(task: str, correlation: RankCorrelation) -> str:
 
 
 def _conclusion(task: str, nus: Mapping[int, float], rows: int) -> list[str]:
-    """Return a sentence, in a list, on which layer has the lowest nu over `rows` rows; [] if nu is infinite at all.
+    """Return [a sentence on which layer has the lowest nu over `rows` rows]; [] if every nu is infinite.
 
     `nus` is layer -> nu.
     """
