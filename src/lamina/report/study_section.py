@@ -385,7 +385,8 @@ def _records(rows: Frame) -> list[Mark]:
 def plain(cell: object) -> Cell:
     """Return a cell of a pandas table as a value that JSON can represent.
 
-    Floats are rounded to 6 significant digits. NaN, infinite floats and values of other types become strings.
+    Floats are rounded to 6 significant digits. NaN and infinite floats become strings, and so does anything that is
+    not a number, bool, string or None.
     """
     cell = _plain_python(cell)
     if isinstance(cell, float):
@@ -429,8 +430,8 @@ def tables_of(frame: Frame, title: str, axes: Collection[str] = ()) -> list[Data
     Args:
         frame: The table of the study.
         title: Title of the table.
-        axes: Columns that figures use as axes. Means are computed for each combination of values in these columns and
-            in all columns without floats. Other columns with floats are left out of the table of means.
+        axes: Columns that figures use as axes. A mean is over rows that agree in these columns and in all columns
+            without floats, except "seed". Other columns of floats are left out of the table of means.
     """
     whole = _data_table(frame, title)
     if "seed" not in frame or "score" not in frame or frame["seed"].nunique() < 2:

@@ -183,9 +183,9 @@ def source_of(name: str, data: str | Path | None) -> str:
 def _load_options(name: str, options: Mapping[str, JSON], data: str | Path | None) -> dict[str, object]:
     """Return a study's `options` with the names of models, banks and checkpoints replaced by what they name.
 
-    Models and banks are loaded; a checkpoint becomes a path. An option may hold one name, or a list or mapping of
-    names. `name` is the study's, and the data folder `data` is searched first. Raises LaminaError, naming the option,
-    if loading fails. None as `data`: only the current folder is searched.
+    Models and banks are loaded; a checkpoint becomes the path of its folder, or stays a hub id. An option may hold one
+    name, or a list or mapping of names. `name` is the study's. The folder `data` is searched before the current one;
+    None: only the current one. Raises LaminaError, naming the option, if loading fails.
     """
     loaded: dict[str, object] = dict(options)
     types = _types_of(name, tuple(options))

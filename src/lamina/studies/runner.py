@@ -184,7 +184,7 @@ def named_tasks(op: str, tasks: Mapping[str, Task] | Task | None) -> dict[str, T
 
     If there are several tasks, those without a `missing_labels` are returned with "mask", as `fit` treats them when it
     trains them together. Raises UnknownNameError if a task has no "train" or no "validation" split; ConfigError, about
-    `op`, for anything else.
+    `op`, if `tasks` is or holds anything else.
     """
     named = {} if tasks is None else tasks_by_name(op, tasks)
     for task in named.values():

@@ -414,8 +414,8 @@ def over_sets(study: Study) -> Frame:
 
     Columns: "point" and "method"; "score" (mean AUC), "spread" (mean over the data sets of the standard deviation over
     seeds; missing without seeds), "rank" (mean rank), "seconds" and "bytes" (medians). "behind_by", "low", "high", "p",
-    "wins", "level" and "losses" compare "default" (or else the best method) with this one, as in `compare_methods`;
-    they are missing in its own row.
+    "wins", "level" and "losses" compare the leader ("default", or the best method without it) with this method, as in
+    `compare_methods`; they are missing in the leader's row.
     """
     table: Frame = study.table
     keys = ["point", "method"]

@@ -253,7 +253,7 @@ def chosen_sets(folder: Path, setting: Setting, names: Sequence[str] | None) -> 
 
 
 def set_digest(folder: Path, name: str, setting: Setting) -> str:
-    """Return a digest of the files of a data set; with the setting "shift" also of its shifted twin."""
+    """Return a digest of a data set's file, with the setting "shift" also of its shifted twin, if they exist."""
     paths = folder / _SETS / f"{name}.csv.zst", _shifted_file(folder, name)
     used = [path.read_bytes() for path in paths[: 2 if setting == "shift" else 1] if path.is_file()]
     return sha256(b"".join(used)).hexdigest()[:16]

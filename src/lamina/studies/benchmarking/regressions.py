@@ -47,9 +47,10 @@ class Fitted(NamedTuple):
 def folds_of(classes: Classes, seed: int) -> Folds:
     """Return (training rows, held-out rows) of each fold, for choosing a method's setting. There may be no fold.
 
-    `classes` are those of the training rows. With up to three rows there is no fold. With up to 12, all pairs of rows
-    are held out in turn. With fewer than 128, there are six stratified folds, drawn with `seed`; in both cases, folds
-    whose held-out rows lack a class are left out. Otherwise the last fifth of the rows, at most 100, is held out.
+    `classes` are those of the training rows. From 128 rows on, the last fifth of them, at most 100, is held out. With
+    fewer rows, there is no fold if all have one class, or if there are up to three. With up to 12, all pairs of
+    rows are held out in turn; with more, there are six stratified folds, drawn with `seed`. Pairs and folds
+    without both classes are left out.
     """
     from sklearn.model_selection import LeavePOut, StratifiedKFold
 

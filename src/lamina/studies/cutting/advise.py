@@ -129,13 +129,14 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
         raised an error have no rows; `settings["failures"]` lists them.
 
     Raises:
-        ConfigError: If `tolerance` is negative, there is no task or no seed, a seed is named twice, the stack has no
-            module per block, or all cells failed; if `resume` is set without `output`, or the cells in `output` were
-            run with other settings or library versions.
+        ConfigError: If an option is out of range, there is no task or no seed, a seed is named twice, the processor
+            fits no task, the stack has no module per block, or all cells failed; if `resume` is set without `output`,
+            or the cells in `output` were run with other settings or library versions.
         UnknownNameError: If a task does not have both splits, or the stack does not exist.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.
-        StoreError: If `output` cannot be written, or a finished cell in it is damaged.
+        StoreError: If files of `model` are damaged, `output` cannot be written, or a finished cell in it is damaged.
+        MissingExtraError: If `ray` is set and Ray is not installed.
 
     Source:
         The probe by cutting of Singh and Giovanardi 2020, figure 2, turned into a decision.

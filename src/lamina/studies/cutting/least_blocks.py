@@ -236,9 +236,10 @@ def _has_head(model: PreTrainedModel, task: Task, processor: Processor | None) -
 
 
 def _warn_of_few_rows(task: Task, by: By) -> None:
-    """Log a warning if the task has fewer than 40 rows to measure a loss on.
+    """Log a warning if the task has fewer than 40 validation rows to measure a loss on.
 
-    Another is logged if it has fewer than 40 rows to choose blocks on, unless `by` is "influence".
+    Unless `by` is "influence", blocks are chosen on a tenth of the training rows. If these are fewer than 40, another
+    warning is logged.
     """
     if (count := len(task.split("validation"))) < 2 * _PART_ROWS:
         what = "too few to tell a small loss from chance. Give it more"
