@@ -123,8 +123,7 @@ def drawn_ends(mean: float, half: float, metrics: Iterable[str], scale: float = 
     Args:
         mean: Middle of the interval.
         half: Half the width of the interval.
-        metrics: Names of the metrics whose scores are averaged; the interval is cut off at the lowest and highest value
-            of any.
+        metrics: Names of the metrics whose scores are averaged. With several, the widest range counts.
         scale: Factor by which the scores were multiplied, such as 100 for per cent.
     """
     ranges = [BOUNDS.get(metric, UNBOUNDED) for metric in metrics] or [UNBOUNDED]
@@ -261,7 +260,7 @@ def _colour(altair: ModuleType, drawing: Drawing, *, shape: bool = False) -> Cha
 
 
 def _highlight(altair: ModuleType, drawing: Drawing) -> tuple[Callable[[Chart], Chart], Callable[[float], Any]]:
-    """Return a function that lets a click on the legend of a chart select series, and one that returns opacities.
+    """Return two functions: the first returns a chart whose legend selects series by a click; the second, opacities.
 
     The second returns the opacity channel for an opacity: marks of the selected series have it, and all others are
     faint. Without a legend, the first returns its chart unchanged, and the opacity is constant.

@@ -323,7 +323,7 @@ def parameters_of(name: str) -> Mapping[str, inspect.Parameter]:
 
 @cache
 def options_of(name: str) -> type[BaseModel]:
-    """Return a pydantic model that checks a study's options in a recipe, which are all optional in it.
+    """Return a pydantic model that checks the options of a study in a recipe; none of them is required.
 
     Raises UnknownNameError if there is no such study.
     """

@@ -87,9 +87,9 @@ class CellInputs:
         The settings are all that the results of the cells depend on, JSON-ready: facts of the model and the tasks, the
         name of the stack, the training options, the seeds, and `study_options` (options of this study alone). Training
         options are not checked if there are no tasks, except `max_length`. Raises LaminaError if an option or a seed is
-        not allowed, the model cannot be loaded, or there is no such stack, or it cannot be edited because it has no
-        module per block; or if the processor or `max_length` suits none of the tasks. If it suits some of them, only
-        the cells of the others fail. `op` is the operation, for messages.
+        not allowed, the model cannot be loaded, the stack does not exist or has no module per block, or the processor
+        or `max_length` suits none of the tasks. If it suits some tasks, only the cells of the others fail. `op` is the
+        operation, for messages.
         """
         options = self.training if tasks else {"max_length": self.training["max_length"]}
         for seed in seeds if tasks else (0,):

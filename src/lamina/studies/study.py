@@ -193,7 +193,7 @@ class Study:
         return wide.reset_index().rename_axis(columns=None)
 
     def rows(self, figure: str) -> DataFrame:
-        """Return the rows of the table that the chart `figure` shows.
+        """Return the rows of the table that the chart `figure` shows; the table itself if it shows all.
 
         Raises UnknownNameError if the chart does not exist, or it needs a column that the table does not have.
         """

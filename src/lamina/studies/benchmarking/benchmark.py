@@ -136,11 +136,12 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
     Raises:
         UnknownNameError: If a setting, set or method does not exist.
         ModelNotFoundError: If `model` is a name and there is no such model.
-        ConfigError: If nothing is to be run, an option is out of range, the model has no tokenizer, or every cell
-            failed; if `resume` is set without `output`, or the cells in `output` were run with other settings.
+        ConfigError: If nothing is to be run, an entry of a list occurs twice, an option is out of range, the model has
+            no tokenizer, or every cell failed; if `resume` is set without `output`, or the cells in `output` were run
+            with other settings or library versions.
         DataError: If the data cannot be found, or its list of sets cannot be read.
         CacheError: If the states of a set would not fit on the disk. Raised before anything runs.
-        StoreError: If `output` cannot be written, or a finished cell in it is damaged.
+        StoreError: If files of `model` are damaged, `output` cannot be written, or a finished cell in it is damaged.
         MissingExtraError: If a method needs a package that is not installed.
         UnsupportedModelError: If the model's layers cannot be found.
 

@@ -49,8 +49,8 @@ def folds_of(classes: Classes, seed: int) -> Folds:
 
     `classes` are those of the training rows. From 128 rows on, the last fifth of them, at most 100, is held out. With
     fewer rows, there is no fold if all have one class, or if there are up to three. With up to 12, all pairs of
-    rows are held out in turn; with more, there are six stratified folds, drawn with `seed`. Pairs and folds
-    without both classes are left out.
+    rows are held out in turn; with more, there are six stratified folds, drawn with `seed`. Pairs and folds whose
+    held-out rows lack a class are left out.
     """
     from sklearn.model_selection import LeavePOut, StratifiedKFold
 

@@ -270,12 +270,11 @@ def _measure_costs(inputs: CellInputs, task: Task, proposal: Proposal, texts: li
 def measure_speedup(
     whole: PreTrainedModel, cut: PreTrainedModel, task: Task, processor: Processor | None, max_length: int | None = None
 ) -> float:
-    """Return how many times as fast as the whole model the cut model is, as the median over pairs of timed passes.
+    """Return the time of a pass of the whole model divided by that of the cut model: the median over five pairs.
 
     A pass runs the model without its head on up to 32 validation rows of the task. A decoder beside an encoder reads as
-    many tokens as the labels have if the task is to generate text, else as many as the encoder (of audio: one). Five
-    pairs are timed. Raises the errors of `encode_rows`. `max_length` is the maximum tokens per text; None: what the
-    model allows.
+    many tokens as the labels have if the task is to generate text; else as many as the encoder, or one if that reads
+    audio. Raises the errors of `encode_rows`. `max_length` is the maximum tokens per text; None: what the model allows.
     """
     validation = task.split("validation")
     count = min(len(validation), _TIMED_ROWS)

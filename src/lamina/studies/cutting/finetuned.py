@@ -80,7 +80,8 @@ def finetuned_rows(inputs: CellInputs, task: Task, edits: Edits, seed: int, *, s
 def block_counts(op: str, counts: Literal["all"] | Collection[int], depth: int) -> list[int]:
     """Return the `counts` of blocks that a study edits, one per fine-tuned model; "all" stands for 0 to `depth`.
 
-    Raises ConfigError, whose message begins with `op`, if a number is below 0 or above `depth`.
+    Raises ConfigError, whose message begins with `op`, if a number is below 0 or above `depth`; UnknownNameError if
+    `counts` is another string.
     """
     check_known(op, [counts] if isinstance(counts, str) else [], ["all"], "text of counts")
     chosen = list(range(depth + 1)) if counts == "all" else list(counts)

@@ -369,9 +369,9 @@ def _figures() -> dict[str, Figure]:
 
 
 class _Drop(NamedTuple):
-    """How far a score falls without `block_range` (`value`; where lower is better, how far its logarithm rises).
+    """How far a score falls without `block_range`; `seed` is None for measures without seeds.
 
-    `seed` is None for measures without seeds.
+    `value` is that fall or, where lower scores are better, how far the score's logarithm rises.
     """
 
     seed: int | None
@@ -479,7 +479,7 @@ def _least_loss(task: str, measure: str, drops: Sequence[_Drop]) -> str:
 
 @contextmanager
 def without_warnings() -> Generator[None]:
-    """Log no warnings of training and scoring inside the `with` block, where they would repeat earlier ones."""
+    """Log no warnings of training and scoring, in any thread, inside the `with` block: earlier calls logged them."""
     loggers = [logging.getLogger(f"lamina.{room}") for room in ("train", "prediction")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

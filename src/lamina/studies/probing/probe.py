@@ -128,15 +128,16 @@ def probe(  # noqa: PLR0913 the options of a public entry point
         DataError: If the training rows have fewer than two classes; multi-label tasks may.
         ConfigError: If a task has neither classes nor numbers; if there is no task, probe, seed or site, or a seed or
             site is named twice; an option is out of range; or `sites` names "attention" or "ffn" but layer 0 is the
-            only layer. Also if `resume` is set without `output`, the cells in `output` were run with other settings, or
-            every probe failed.
+            only layer. Also if `resume` is set without `output`, the cells in `output` were run with other settings or
+            library versions, or every probe failed.
         UnknownNameError: If a probe, split, stack or site does not exist, or a task's metric cannot be computed from
             sums over rows.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found, or the parts of a block cannot be read separately;
             the message gives the reason.
         LayerIndexError: If a layer does not exist.
-        StoreError: If `output` cannot be written, or a finished cell in it is damaged.
+        StoreError: If files of `model` are damaged, `output` cannot be written, or a finished cell in it is damaged.
+        MissingExtraError: If `ray` is set and Ray is not installed.
 
     Source:
         Hewitt and Liang 2019, arXiv:1909.03368 (controls); Voita and Titov 2020, arXiv:2003.12298 (codes). They train

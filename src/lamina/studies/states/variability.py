@@ -166,8 +166,8 @@ def _probe_scores(probed: Study | str | Path, tasks: Sequence[str]) -> dict[str,
 def _compare(nus: Mapping[int, float], scores: Mapping[int, float]) -> tuple[list[Row], RankCorrelation]:
     """Compare nu, the variability within classes, with the scores of probes, over the layers that have both.
 
-    `nus` and `scores` are layer -> number. Returns table rows, and the rank correlation: a row of measure "probe" per
-    layer, with nu in the column "nu" and the probe's score in "score", and one of measure "rank_correlation".
+    `nus` and `scores` are layer -> number. Returns table rows, and the rank correlation. The rows are one of measure
+    "probe" per layer, with nu in the column "nu", and one of measure "rank_correlation".
     """
     both = [layer for layer in nus if layer in scores]
     rows: list[Row] = [{"layer": layer, "measure": "probe", "nu": nus[layer], "score": scores[layer]} for layer in both]
