@@ -443,7 +443,14 @@ class Chunk:
 
 @dataclass
 class Answered:
-    """The outcome of a `Chunk`: output `rows` of `read` parsed rows, `problems` of others, a fatal error (`failed`)."""
+    """The outcome of a `Chunk`.
+
+    Attributes:
+        rows: Output rows.
+        read: Number of rows that were parsed for them.
+        problems: Errors of rows that were left out.
+        failed: The error that ends the run; None: there is none.
+    """
 
     rows: list[JSONObject] = field(default_factory=list)
     read: int = 0

@@ -487,7 +487,7 @@ class Predictor:
         return _Plan(tasks, tuple(readings), tuple(paired))
 
     def _parts(self, tasks: dict[str, KindedTask], add_prefix_space: bool, *, by_kind: bool) -> tuple[Reading, ...]:
-        """Return one `Reading` for each part that readers read of a long example; () if all read the same part.
+        """Return one `Reading` per group of readers that read the same part of a long example; () if all read one part.
 
         Readers of one part have the same length and stride; with `by_kind`, also all or none predict per token.
         """

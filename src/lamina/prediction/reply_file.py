@@ -244,7 +244,7 @@ def _chats(table: Table, column: str, processor: Processor) -> list[tuple[str, s
 
 
 def _bad_words(table: Table, row: int, column: str, reply: str, cell: object) -> tuple[Span, ...]:
-    """Return the ranges of a positive reply's bad words, neighbouring words as one range; all words without spans.
+    """Return the ranges of a positive reply's bad words, neighbouring words as one range; of all words if none is bad.
 
     `cell` lists the reply's bad spans; None: there is no such column. Raises DataError, which names the row and the
     column, if it is no list of spans, or a span is not in the reply.

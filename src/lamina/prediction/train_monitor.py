@@ -350,7 +350,7 @@ def _warn_of_repeated(parts: Parts) -> None:
 
 
 def _tasks(parts: Parts, positive: str) -> dict[str, Task]:
-    """Return part -> a task whose only split, "train", has the part's replies; their bad words are `positive`."""
+    """Return part -> a task whose only split, "train", has the part's replies; bad words have the label `positive`."""
     tasks: dict[str, Task] = {}
     for part, own in parts.items():
         rows = [

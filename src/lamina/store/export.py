@@ -72,8 +72,7 @@ def export_reader(bank: ReaderBank, name: str, folder: str | PathLike[str]) -> N
 
     Raises:
         UnknownNameError: If the bank does not have the reader.
-        ConfigError: If a reader with this fusion or head, or on states in the form that this model keeps, cannot be
-            exported.
+        ConfigError: If the fusion or head cannot be exported, or the model's states are not `[batch, tokens, width]`.
         StoreError: If the folder cannot be written, or other software wrote files of these names there.
         NotFiniteError: If a weight of the reader holds NaN or infinity.
     """

@@ -242,7 +242,7 @@ def _check_names(folder: Path, names: Sequence[str], *, force: bool) -> None:
 
 
 def _disk_errors(folder: Path) -> AbstractContextManager[None]:
-    """Return a context manager that turns any error but Lamina's own, such as of a full disk, into StoreError."""
+    """Return a context manager that turns any error but Lamina's own into a StoreError about `folder`."""
     return write_errors(f"save: {folder}", "nothing in it was changed", of_disk=(OSError, SafetensorError))
 
 

@@ -57,7 +57,7 @@ def local_folder(folder: str, revision: str | None, readers: Collection[str] | N
 
 
 def _patterns(readers: Collection[str] | None, *, base: bool) -> list[str]:
-    """Return patterns of the files to download: those of `readers` (None: all), with `base` also the base model's.
+    """Return patterns of a bank's files to download, with those of `readers` (None: all), and with `base` the model's.
 
     A name that no reader can have (such as "*") would act as a pattern and is left out; loading reports it later.
     """

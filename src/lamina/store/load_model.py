@@ -74,8 +74,8 @@ def load(
         head: None for the backbone alone; a kind of task, such as "sequence_classification"; or an auto class or model
             class of transformers, or its name.
         labels: Names of the head's classes. If the saved head has as many classes, its weights are used; otherwise the
-            head starts at random, with a warning. A warning too if the head has no classes, as the backbone has none.
-            None: the classes that the config names.
+            head starts at random, with a warning. If the head has no classes, as with `head=None`, there is a warning
+            too. None: the classes that the config names.
         revision: Branch, tag or commit on the hub. None: the main branch.
         dtype: Type of the weights, such as "bfloat16". "auto": the type in which they were saved.
         new_weights: True: weights that the files lack start at random, with a warning; no warning with `labels` for a
@@ -219,7 +219,7 @@ def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new
 
     With `new_head`, the head got new classes, so its weights may have a different shape than the saved ones. `report`
     is the loading report of transformers. Left-out weights of blocks that the config lacks are a warning. Random
-    weights are one without `new_head`; with it, only in blocks, in embedding tables, and in place of a saved head.
+    weights are a warning too, but with `new_head` only in blocks, in embedding tables and in place of a saved head.
 
     Raises:
         StoreError: If the shape of a saved weight contradicts the config; if no saved weight has a place in a block; or

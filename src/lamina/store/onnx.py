@@ -240,10 +240,11 @@ def _listed(folder: Path) -> list[str]:
 
 
 def _copied(bank_or_model: ReaderBank | PreTrainedModel, processor: Processor | None) -> ReaderBank:
-    """Return a copy of a bank and its model (for a model, a bank without readers): float32, on the CPU, in eval mode.
+    """Return a copy of a bank and its model; for a model, a bank without readers.
 
-    The copy has the tokenizer `processor`, or the bank's if that is None. Raises UnsupportedModelError if the model
-    does not read tokens, or its weights cannot be copied as float32; NotFiniteError for weights with NaN or infinity.
+    The copy is in float32, on the CPU, frozen and in eval mode. It has the tokenizer `processor`, or the bank's if that
+    is None. Raises UnsupportedModelError if the model does not read tokens, or its weights cannot be copied as float32;
+    NotFiniteError for weights with NaN or infinity.
     """
     target = unwrapped(bank_or_model)
     model = target.model if isinstance(target, ReaderBank) else target

@@ -141,7 +141,7 @@ def replay_inserts(model: PreTrainedModel, record: Sequence[Edit]) -> None:
 
 
 def _after_cuts(model: PreTrainedModel, edit: Edit, later: Sequence[Edit]) -> Iterator[Edit]:
-    """Yield a recorded insertion with the numbers that its layers have in the model now: one copy per stack.
+    """Yield a recorded insertion for each of its stacks, with the numbers that its layers have in the model now.
 
     The layer numbers in `edit` are from before the `later` edits, which may have removed, moved or repeated blocks. If
     none did, `edit` itself is yielded. Stacks that lost all these layers are left out. `model` has its final depth.
@@ -217,10 +217,10 @@ def check_head(model: PreTrainedModel, name: str, new: Sequence[str]) -> None:
 
 
 def _in_layers(model: PreTrainedModel, names: Collection[str]) -> list[str]:
-    """Return those parameter names that belong to child modules of the backbone with layers, not to poolers and heads.
+    """Return those of `names` whose parameters lie in children of the backbone that contain layers.
 
-    Poolers and heads are missing in some classes of the same family. If the layers of the model cannot be found, all
-    children of the backbone count.
+    Poolers and heads are left out, because they are missing in some classes of the same family. If the layers of the
+    model cannot be found, all children of the backbone count.
     """
     if not names:
         return []
@@ -233,7 +233,7 @@ def _in_layers(model: PreTrainedModel, names: Collection[str]) -> list[str]:
 
 
 def _part(model: PreTrainedModel, name: str) -> str:
-    """Return the child module of the backbone to which a parameter belongs, or of the model for others."""
+    """Return the name of the backbone's child to which a parameter belongs, or of the model's child for others."""
     return name.removeprefix(f"{model.base_model_prefix}.").split(".")[0]
 
 

@@ -92,10 +92,10 @@ def reader_settings(reader: Reader) -> dict[str, JSON]:
 
 
 def data_digests(split: Split) -> dict[str, str]:
-    """Return digests of a split by name: "texts", "labels", "words" (their places, even if it has none) and "files".
+    """Return digests of a split by name: "texts", "labels", "words" (the places of words), and "files" if it has any.
 
     Equal digests mean equal examples, except that files on disk count by their paths and sizes, not their contents or
-    dates, which differ in copies. Splits without files have no digest of that name.
+    dates, which differ in copies.
     """
     digests = {"texts": split.key, "labels": _digest(split.labels), "words": _digest(split.words or ())}
     cells, sizes = None if split.written else split.rows.select_columns(["text"]).flatten(), list[int]()
