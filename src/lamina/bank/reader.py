@@ -314,11 +314,18 @@ class ReaderModule(nn.Module):
             if part.get("reader") == name:
                 part["reader"] = to
 
+    def monitors_of(self, readers: Collection[str]) -> list[str]:
+        """Return the names of the stored monitors that use one of `readers`.
+
+        A cascade uses two readers, and is stored only with its second one.
+        """
+        stored = {name: _parts(fields) for name, fields in self.monitors.items()}
+        return [name for name, parts in stored.items() if any(str(part.get("reader")) in readers for part in parts)]
+
     def drop_monitors_of(self, readers: Collection[str]) -> None:
-        """Remove the stored monitors that use one of `readers`. A cascade is stored only with its second reader."""
-        for name, fields in self.monitors.items():
-            if any(str(part.get("reader")) in readers for part in _parts(fields)):
-                self.drop_monitor(name)
+        """Remove the stored monitors that use one of `readers`."""
+        for name in self.monitors_of(readers):
+            self.drop_monitor(name)
 
     def drop_monitor(self, name: str) -> None:
         """Remove a monitor from `info`, which must have it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from copy import copy
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, final
@@ -10,7 +11,10 @@ from typing import TYPE_CHECKING, final
 from starlette.concurrency import run_in_threadpool
 
 from lamina.bank import ReaderBank
+from lamina.bank.reader import ReaderModule
+from lamina.bank.reader_collection import key_of
 from lamina.errors import ConfigError, LaminaError, NotFiniteError, UnknownNameError, convert_errors
+from lamina.layers.fingerprints import fingerprint_of_tensors
 from lamina.layers.nan_checks import first_non_finite
 from lamina.serve.middleware import ADMIN
 from lamina.serve.scheduler import Scheduler, ServedBank
@@ -45,6 +49,9 @@ class Reloader:
 
     def put(self, folder: str, readers: Sequence[str] | None = None) -> ServedBank:
         """Add readers of a saved bank, and replace served readers of the same names.
+
+        If this changes the weights of one reader of a cascade and not of the other, the cascade is removed, because its
+        thresholds were chosen with the old weights.
 
         Raises ConfigError if the server has no root, the folder is not a bank in the root, or a monitor of an added
         reader has the name of one that stays; UnknownNameError if the bank lacks a reader in `readers`; StoreError if
@@ -117,16 +124,48 @@ class Reloader:
         old = self._scheduler.served
         bank = ReaderBank(old.bank.model, old.bank.processor, saves_base=old.bank.saves_base, info=old.bank.info).eval()
         bank.folder = folder
-        for name, source in {**unchanged, **new}.items():
+        sources = {**unchanged, **new}
+        for name, source in sources.items():
             bank.update(source, [name])
         for name in new:
             if weight := first_non_finite(bank[name].named_parameters()):
                 raise NotFiniteError(f"serve: weight '{weight}' of reader '{name}' is not finite.", name=weight)
+        removed = [monitor for name in bank for monitor in self._drop_cascades(bank, name, sources[name])]
         new_versions = {name: self._latest.get(name, 0) + 1 for name in new}
         versions = {name: new_versions.get(name) or old.versions[name] for name in bank}
-        self._scheduler.serve(served := ServedBank(bank, old.number + 1, versions))
+        self._scheduler.serve(served := ServedBank(bank, old.number + 1, versions, removed))
         self._latest |= new_versions
+        if removed:
+            logger.warning("serve: removed the cascades %s: one of their readers was replaced", ", ".join(removed))
         return served
+
+    def _drop_cascades(self, bank: ReaderBank, name: str, source: ReaderBank) -> list[str]:
+        """Remove the cascades of the reader `name` that were calibrated with other weights of their first reader.
+
+        The reader becomes a copy with the same modules, because the bank that was served so far shares its monitors.
+
+        Args:
+            bank: The bank that is served next.
+            name: A reader of that bank.
+            source: The bank from which this reader comes; its monitors were calibrated there.
+
+        Returns:
+            The names of the removed cascades.
+        """
+
+        def is_changed(other: str) -> bool:
+            if other in source:
+                return source[other] is not bank[other] and not _equal(source[other], bank[other])
+            # the server has removed a reader of this name earlier, and now another one is added
+            return source is self._scheduler.bank and other in self._latest
+
+        changed = {other for other in bank if bank[name].monitors_of([other]) and is_changed(other)}
+        removed = bank[name].monitors_of(changed)
+        if removed:
+            reader = bank.readers[key_of(name)] = copy(bank[name])
+            reader.info = dict(reader.info)
+            reader.drop_monitors_of(changed)
+        return removed
 
     def _inside(self, folder: str) -> Path:
         """Return the path of a bank's folder inside the root; `folder` is relative to the root.
@@ -146,18 +185,25 @@ class Reloader:
         return place
 
 
+def _equal(reader: ReaderModule, other: ReaderModule) -> bool:
+    """Return whether two readers have the same weights."""
+    return len({fingerprint_of_tensors(module.state_dict().items()) for module in (reader, other)}) == 1
+
+
 def add_reader_routes(app: FastAPI, reloader: Reloader, scheduler: Scheduler) -> None:
     """Add the routes under `/readers` that list and change readers. `RequestGuard` requires the admin key for all."""
 
     def response(served: ServedBank) -> ReadersChanged:
-        return ReadersChanged(bank_version=served.number, readers={n: served.versions[n] for n in served.bank})
+        versions = {name: served.versions[name] for name in served.bank}
+        removed = {"removed_monitors": served.removed} if served.removed else {}
+        return ReadersChanged(bank_version=served.number, readers=versions, **removed)
 
-    @app.get(ADMIN)
+    @app.get(ADMIN, response_model_exclude_unset=True)
     async def readers() -> ReadersChanged:
         """Return the readers that are served, each with its version."""
         return response(scheduler.served)
 
-    @app.post(ADMIN)
+    @app.post(ADMIN, response_model_exclude_unset=True)
     async def put(body: ReadersRequest) -> ReadersChanged:
         """Add readers from a bank's folder, replacing readers of the same names; return all that are served then.
 
@@ -165,12 +211,12 @@ def add_reader_routes(app: FastAPI, reloader: Reloader, scheduler: Scheduler) ->
         """
         return response(await run_in_threadpool(reloader.put, body.folder, body.readers))
 
-    @app.post(f"{ADMIN}/reload")
+    @app.post(f"{ADMIN}/reload", response_model_exclude_unset=True)
     async def reload() -> ReadersChanged:
         """Load the bank again from its folder, and serve exactly the readers in it; return their names and versions."""
         return response(await run_in_threadpool(reloader.reload))
 
-    @app.delete(f"{ADMIN}/{{name}}")
+    @app.delete(f"{ADMIN}/{{name}}", response_model_exclude_unset=True)
     async def remove(name: str) -> ReadersChanged:
         """Remove a reader, and return those that are left, each with its version."""
         return response(await run_in_threadpool(reloader.remove, name))

@@ -68,11 +68,13 @@ class ServedBank:
         bank: The readers and their model.
         number: Version of the bank: 1 at the start, and 1 more after each change.
         versions: Reader name -> version of the reader: the number of readers of this name that have been served so far.
+        removed: Names of the monitors that this change removed, because a reader was replaced that they use.
     """
 
     bank: ReaderBank
     number: int
     versions: Mapping[str, int]
+    removed: Sequence[str] = ()
 
 
 @dataclass

@@ -189,6 +189,11 @@ class ReadersChanged(BaseModel):
 
     bank_version: int = Field(description="1 at the start, and 1 more after each change.")
     readers: dict[str, int] = Field(description="Name of a reader -> its version.")
+    removed_monitors: Sequence[str] = Field(
+        default=(),
+        description="Names of the cascades that the last change removed, because it replaced one of their two readers. "
+        "Calibrate them again. Left out if there are none.",
+    )
 
 
 class TextPart(RequestBody):

@@ -17,6 +17,7 @@ from lamina.errors import StoreError
 from lamina.fusion.extra_layers import ExtraLayers
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.layers.fingerprints import fingerprint_of_tensors
+from lamina.monitors import Cascade, Monitor
 from lamina.serve import Scheduler, Settings, application, create_app
 from lamina.serve.reload import Reloader
 
@@ -134,6 +135,32 @@ def test_weights_are_hashed_once_per_bank(client: TestClient, root: Path, monkey
     second = told()
     assert second["mood"] != first["mood"]
     assert len(hashed) == len(first) + len(second)
+
+
+def cascade(bank: ReaderBank) -> ReaderBank:
+    """Store a cascade of 'mood' and 'who' with the reader 'who'."""
+    both = Cascade(Monitor("mood", "good", threshold=0.4), Monitor("who", "B-PER"), name="both")
+    bank["who"].info["monitors"] = {"both": both.to_dict()}
+    return bank
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_cascade_is_removed_when_its_first_reader_is_replaced(client: TestClient, bank: ReaderBank, gone: bool):
+    cascade(bank)
+    if gone:
+        client.delete("/readers/mood", headers=KEY)
+    assert changed(client, "v2", readers=["mood"])["removed_monitors"] == ["both"]
+    assert "both" not in client.get("/info").json()["monitors"]
+    assert [*bank.monitors] == ["both"]  # requests that were accepted before are answered by it
+
+
+def test_a_cascade_that_is_added_without_its_first_reader_is_removed(client: TestClient, bank: ReaderBank, root: Path):
+    cascade(other_bank(bank)).save_pretrained(root / "v3")
+    assert changed(client, "v3", readers=["who"])["removed_monitors"] == ["both"]
+    assert "removed_monitors" not in changed(client, "v3")
+    assert "both" in client.get("/info").json()["monitors"]
+    assert "removed_monitors" not in changed(client, "v3", readers=["mood"])  # its weights are the same
+    assert "both" in client.get("/info").json()["monitors"]
 
 
 def test_reload_serves_the_readers_in_the_folder(client: TestClient, bank: ReaderBank, tmp_path: Path):
