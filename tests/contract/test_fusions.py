@@ -79,6 +79,16 @@ def test_the_cases_use_every_option(name: str):
 
 @pytest.mark.parametrize(("name", "settings"), CASES)
 @torch.no_grad()
+def test_a_fusion_without_weights_gives_the_shape_of_its_features(name: str, settings: dict[str, Any]):
+    """On the meta device, where nothing has values."""
+    states, mask = states_and_mask()
+    got = made(name, settings).to("meta")(states.to("meta"), mask.to("meta"))
+    assert got.shape[:2] == (3, 7)
+    assert got.is_meta
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES)
+@torch.no_grad()
 def test_the_module_computes_its_formula(name: str, settings: dict[str, Any]):
     fusion = made(name, settings)
     states, mask = states_and_mask()

@@ -32,6 +32,7 @@ from lamina.fusion.base import (
     dropout,
     is_on_gpu,
     layer_sum,
+    nonzero_indices,
     require_fed,
 )
 from lamina.layers.selectors import Selector
@@ -224,7 +225,7 @@ class ProjectedFusion(Fusion):
 
     def active_layers(self) -> tuple[int, ...]:
         """Return the indices of the layers whose weight is not 0."""
-        return tuple(self.weights().detach().nonzero().flatten().tolist())
+        return nonzero_indices(self.weights().detach())
 
 
 def _features(

@@ -263,6 +263,9 @@ class Stream(ABC):
         return None
 
 
+_FUSION_SETTINGS = ("generator", "token_wise", "stream_of", "shared")  # attributes of the class `Fusion`
+
+
 class Fusion(nn.Module, ABC):
     """Base class of modules that turn hidden states into features; `FusionConfig.build` makes instances.
 
@@ -278,7 +281,8 @@ class Fusion(nn.Module, ABC):
         generator: Source of dropout's random numbers. None: torch's global generator.
         token_wise: What `is_token_wise` returns by default.
         stream_of: Class of the stream that computes fusions with equal `group` together. None: see `stream`.
-        shared: Names of the settings that are equal in fusions that are computed together; see `group`.
+        shared: Names of the settings that are equal in fusions that are computed together; see `group`. A submodule
+            cannot have the name of one of these four attributes: ConfigError.
     """
 
     generator: torch.Generator | None = None
@@ -295,6 +299,13 @@ class Fusion(nn.Module, ABC):
         super().__init__()
         check_range("fusion", "layers", layers, 1)
         self.config, self.layers, self.width, self.dim = config, layers, width, dim or width
+
+    def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
+        # torch stores a submodule beside the attributes, and Python then finds the attribute of the class instead
+        if isinstance(value, nn.Module) and name in _FUSION_SETTINGS:
+            problem = f"{type(self).__name__} has a submodule '{name}', which is a setting of every fusion"
+            raise ConfigError(f"fusion: {problem}. Give the submodule another name, such as '{name}_layer'.")
+        super().__setattr__(name, value)
 
     def stream(self, members: Sequence[Any]) -> Stream:
         """Return a new stream for one pass of `members`: fusions of this class with equal `group`, this one included.
@@ -450,6 +461,11 @@ def is_full(mask: Bool[Tensor, "batch tokens"]) -> bool:
     It is never known on a GPU, because reading its values would mean waiting for it, nor while a graph is traced.
     """
     return mask.is_cpu and not torch.compiler.is_compiling() and bool(mask.all())
+
+
+def nonzero_indices(values: Float[Tensor, " layers"] | Bool[Tensor, " layers"]) -> tuple[int, ...]:
+    """Return the indices at which `values` is not 0 or False. On the meta device, which has no values: all indices."""
+    return tuple(range(len(values)) if values.is_meta else values.nonzero().flatten().tolist())
 
 
 def require_fed(total: T | None) -> T:

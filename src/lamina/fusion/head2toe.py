@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError
-from lamina.fusion.base import Fusion, FusionConfig, Range
+from lamina.fusion.base import Fusion, FusionConfig, Range, nonzero_indices
 from lamina.layers.selectors import Selector
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
 
     def active_layers(self) -> tuple[int, ...]:
         """Return which of the selected layers (from 0) have at least one kept feature."""
-        return tuple(self.kept.view(self.layers, -1).any(1).nonzero().flatten().tolist())
+        return nonzero_indices(self.kept.view(self.layers, -1).any(1))
 
     def is_token_wise(self) -> bool:
         """Return `config.per_token`: whether each token has its own features."""

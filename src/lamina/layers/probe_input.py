@@ -113,8 +113,9 @@ def _others(
     if "input_ids" in inputs and "bbox" in accepted:
         others["bbox"] = torch.randint(8, (rows, tokens, 4), generator=rng)
     if "input_ids" in inputs and "pixel_values" in accepted:
-        image = _image(model, tokens, rng)["pixel_values"]
-        others["pixel_values"] = image.expand(rows, *image.shape[1:]) if len(image) == 1 else image
+        images = _image(model, tokens, rng)  # pixels, and for images cut into patches also where the patches lie
+        pixels = images["pixel_values"]
+        others |= images | ({"pixel_values": pixels.expand(rows, *pixels.shape[1:])} if len(pixels) == 1 else {})
     return others
 
 

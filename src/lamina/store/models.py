@@ -204,7 +204,8 @@ def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
             reason, hint = f"{auto.__name__} is built from a {wanted.__name__}", "Use a head of this family."
             family = str(config.model_type)
             raise UnsupportedModelError(op="load", model_type=family, reason=reason, hint=hint) from error
-        raise _model_error(auto.__name__, str(config.model_type), error) from error
+        with model_errors(auto.__name__, str(config.model_type)):
+            raise
 
 
 def model_class(head: str | type[object] | None) -> Any:

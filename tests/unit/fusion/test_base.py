@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 from tests.support.formulas import view_of
+from torch import nn
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError
 from lamina.fusion import FUSIONS
-from lamina.fusion.base import FusionConfig, WeightedSum
+from lamina.fusion.base import Fusion, FusionConfig, WeightedSum
 from lamina.fusion.scalar_mix import ScalarMix
 from lamina.utils import check_range
 
@@ -30,6 +31,17 @@ def test_settings_of_other_packages_may_have_any_name():
     assert (Own().ranges, Own().op) == ((1, 2), "sum")
     with pytest.raises(ConfigError, match="own: op is 3; it must be a text"):
         Own(op=3)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("name", ["shared", "stream_of"])
+def test_a_submodule_that_a_setting_hides_is_refused(name: str):
+    class Hidden(Fusion):
+        def __init__(self) -> None:
+            super().__init__(None, layers=1, width=2)
+            self.__setattr__(name, nn.Linear(2, 2))
+
+    with pytest.raises(ConfigError, match=f"Hidden has a submodule '{name}'.*'{name}_layer'"):
+        Hidden()
 
 
 def test_a_stream_that_was_fed_nothing_says_so():

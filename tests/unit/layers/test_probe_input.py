@@ -118,3 +118,11 @@ def test_boxes_spectrograms_waveforms_and_packed_patches_fit(name: str, variant:
     model = MODEL_MAPPING[type(config)](config).eval()
     assert all(stack.depth > 1 for stack in stacks(model).values())
     assert probe_input(model, 7, seed=0).is_full == full  # remembered, as the model does not run on the other input
+
+
+def test_a_full_input_says_where_the_patches_of_its_images_lie():
+    config = small_config(CONFIG_MAPPING["siglip2"])
+    model = MODEL_MAPPING[type(config)](config).eval()
+    probe = probe_input(model, 7, seed=0, full=True)
+    assert probe.inputs["spatial_shapes"].tolist() == [[4, 4]] * 2
+    assert model(**probe.inputs).logits_per_image.shape == (2, 2)
