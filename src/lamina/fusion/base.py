@@ -300,12 +300,12 @@ class Fusion(nn.Module, ABC):
         check_range("fusion", "layers", layers, 1)
         self.config, self.layers, self.width, self.dim = config, layers, width, dim or width
 
-    def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         # torch stores a submodule beside the attributes, and Python then finds the attribute of the class instead
         if isinstance(value, nn.Module) and name in _FUSION_SETTINGS:
             problem = f"{type(self).__name__} has a submodule '{name}', which is a setting of every fusion"
             raise ConfigError(f"fusion: {problem}. Give the submodule another name, such as '{name}_layer'.")
-        super().__setattr__(name, value)
+        super().__setattr__(name, value)  # pyright: ignore[reportArgumentType]  torch names two types, and takes any
 
     def stream(self, members: Sequence[Any]) -> Stream:
         """Return a new stream for one pass of `members`: fusions of this class with equal `group`, this one included.
