@@ -483,7 +483,7 @@ def _cell(path: Path, record: Record, name: str, file_format: str) -> Cell:
     """Return a record's cell in column `name`; None if the cell is missing.
 
     If there is no such column, the cell of "outer.inner" is the value under "inner" of the object in column "outer".
-    Raises DataError if the file has neither. In JSON Lines, where rows may differ, this too is a missing cell.
+    Raises DataError if the record has neither; in JSON Lines, where rows may differ, that counts as a missing cell.
     """
     outer, dot, inner = name.partition(".")
     if name in record:

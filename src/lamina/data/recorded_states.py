@@ -258,7 +258,7 @@ class RecordedStates:
     def _mask(self, array: StatesArray) -> np.ndarray | None:
         """Return the mask of an array, `[rows, tokens]`; None if the array has no mask.
 
-        Raises DataError if the mask's shape does not fit the states; and the errors of `_place`.
+        Raises the errors of `_place`, and DataError if the mask's shape does not fit the states.
         """
         if array.mask is None:
             return None

@@ -263,7 +263,7 @@ def lowest_threshold(negatives: Sequence[float], highest: Sequence[float], allow
 
 
 def interval(hits: int, count: int, confidence: float = 0.95) -> Interval:
-    """Return the exact (Clopper-Pearson) confidence interval of the fraction `hits / count`."""
+    """Return the exact (Clopper-Pearson) confidence interval of `hits / count`; `count` is at least 1."""
     from scipy.stats import binomtest
 
     low, high = binomtest(hits, count).proportion_ci(confidence, method="exact")
@@ -275,8 +275,8 @@ def _just_above(score: float, scores: Sequence[float]) -> float:
 
     Texts with a common prefix often have the same highest score up to rounding, which changes with the batch and the
     attention kernel. So the threshold lies above all entries of `scores` (the highest scores of all texts) that equal
-    `score` up to rounding: half-way between the highest of them and the next higher score, or close to `score` if it is
-    the highest. If `score` is -inf (no score), the threshold lies closely below the next higher score.
+    `score` up to rounding: half-way between the highest of them and the next higher score, or close above `score` if
+    there is none. If `score` is -inf (no score), the threshold lies closely below the next higher score.
     """
     least = score + 2 * _rounding(score)
     tie = max((other for other in scores if score <= other <= least), default=score)

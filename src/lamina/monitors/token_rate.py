@@ -81,7 +81,7 @@ class TokenRateTest:
     def _chosen_stakes(self, lengths: Float[np.ndarray, " texts"], confidence: float) -> Float[np.ndarray, " texts"]:
         """Return the stake of each text: the fraction of the wealth that the gambler bets at this text.
 
-        It is the stake with which the test would pass at the most alarms, if all texts were as long as those before
+        With this stake, the test would pass at the highest number of alarms if all texts were as long as those before
         this one. `lengths` are the texts' lengths in the order of the bets.
         """
         count, needed = len(lengths), -math.log1p(-confidence)

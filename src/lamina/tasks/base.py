@@ -425,7 +425,7 @@ class Kind(ABC, Generic[InputsT]):
         return self.problem_types[problem_type]
 
     def further_metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
-        """Return metrics that are all reported if the user names one of them, and otherwise not. By default none."""
+        """Return metrics that are only reported if the user names one of them; then all are. By default ()."""
         return ()
 
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:

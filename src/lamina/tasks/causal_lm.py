@@ -95,8 +95,8 @@ class CausalLMKind(lm.LanguageModelingKind):
 
         With `spec.text_pair`, that column has the replies. Chats are lists of messages, by default in column
         "messages". Other texts are read as `LanguageModelingKind.build` says. A row whose reply is missing or blank
-        counts as a row without a label. Raises DataError if a column is missing, a cell has another form, a reply is
-        missing and such rows are not dropped, or all are missing; ConfigError if the user passed labels. See
+        counts as a row without a label. Raises DataError if a column is missing, a cell has another form, all replies
+        are missing, or some are and `spec.missing_labels` is not "drop"; ConfigError if the user passed labels. See
         `Kind.build` for arguments and result.
         """
         if any("messages" in table.columns for table in tables.values()):

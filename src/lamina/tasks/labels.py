@@ -274,9 +274,9 @@ def class_labels(tables: Mapping[str, Table], column: str | int, *, several: boo
     """Return the class names that occur in a column of the train split, in the order of `infer_labels`.
 
     With `several`, a cell may have any number of classes. If the cells are lists of 0 and 1 per class, the names are
-    "0", "1" and so on. Raises DataError if there is no train split, a cell is not a class name, a list has a negative
-    whole number, the column has no classes, two names mean the same number, or bools stand among numbers; and the error
-    of `hot_width`.
+    "0", "1" and so on. Raises the error of `hot_width`, and DataError if there is no train split, a cell is not a class
+    name, a list has a negative whole number, the column has no classes, two names mean the same number, or bools stand
+    among numbers.
     """
     table = label_source(tables)
     if several and (width := hot_width([table], column, None)):
@@ -496,10 +496,10 @@ def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] 
     """Return the number of classes if a column's lists are 0 and 1 per class; None if they hold names or ids.
 
     Lists count as 0 and 1 per class if all entries are 0 or 1 and all lists have the same length: the length of
-    `labels`, or at least 2 if `labels` is None. DataError is raised if only some lists are like that, and one of the
-    lists with only 0 and 1 cannot hold ids. That is a list with bools, or one that has 0 or 1 twice and an entry per
-    label; or one that has 0 or 1 twice, unless its table also has (a) a list with a single entry or with entries other
-    than 0 and 1, and (b) lists of several lengths, or none with an entry per label.
+    `labels`, or at least 2 if `labels` is None. DataError is raised if only some lists are like that, and a list of 0
+    and 1 cannot hold ids. A list cannot hold ids if it has bools, or if it has 0 or 1 twice and an entry per label. A
+    list of another length that has 0 or 1 twice can only hold ids if its table has (a) a list with a single entry or
+    with entries other than 0 and 1, and (b) lists of several lengths, or none with an entry per label.
     """
     width, sure = None if labels is None else len(labels), False
     other: tuple[Table, int, Sequence[object]] | None = None  # the first list that is not 0 and 1 per class
@@ -530,7 +530,7 @@ def multi_hot(table: Table, column: str | int, labels: Sequence[str], *, is_hot:
     """Yield each list of a column as 0 and 1 per class. The lists hold that already (`is_hot`), or names or ids.
 
     Names and ids follow the rules and errors of `class_ids`. DataError is also raised if the column's type declares
-    class ids, but a list has one entry per class, only 0 and 1, and one of the two several times: 0 and 1 per class.
+    class ids, but a list is 0 and 1 per class: it has an entry per class, all 0 or 1, and one of these values twice.
     """
     index = _index(labels)
     for row, cell in _cells(table, column):

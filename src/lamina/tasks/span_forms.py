@@ -192,8 +192,8 @@ def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
     """Return the span that a JSON object describes, with the label `default` if it has none.
 
     An object with a text, and without start and end, gives a span without edges. Otherwise start and end must be whole
-    numbers. Raises SpanError if they are not, or if its label or place may be under an unknown key; and the errors of
-    `_label`.
+    numbers. Raises SpanError if they are not, or if the label or the place may be under an unknown key. Raises the
+    errors of `_label` too.
     """
     fields: Mapping[str, object] = span
     if isinstance(span.get("value"), Mapping):  # Label Studio, whose "type" beside it is the type of the form

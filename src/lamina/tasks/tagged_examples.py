@@ -142,9 +142,9 @@ def _labels(spec: ColumnSpec, names: Sequence[str], scheme: tag_schemes.TagSchem
 def _split(table: Table, spec: ColumnSpec, tags: TagNames) -> Split:
     """Return the examples of `table.whole`; words of rows that are not in the table itself have no label.
 
-    `tags` are the tag names of the rows in the table, None for a word without a label. A warning names the rows in
-    which a span begins at a word without letters or signs, another those in which a word looks like a tokenizer's
-    piece. Raises DataError for a tag that is not in `spec.labels`.
+    `tags` are the tag names of the rows in the table, None for a word without a label. Warnings name the rows in which
+    a span begins at a word without letters or signs, and the rows with a word that looks like a tokenizer's piece.
+    Raises DataError for a tag that is not in `spec.labels`.
     """
     ids = _tag_ids(table, spec, tags)
     sentences = zip(table.column(spec.text), tags, strict=True)

@@ -502,7 +502,7 @@ class Task:
         Raises:
             UnknownNameError: If there is no such preset or split.
             DataError: If a file, row, column or label does not fit, or the hub cannot be reached.
-            ConfigError: If a limit or `image_size` is below 1, or an option does not fit the task.
+            ConfigError: If a limit or `image_size` is below 1, the language is no code, or an option does not fit.
             MissingExtraError: If images need Pillow, which is not installed.
         """
         short, preset = find_preset(name)

@@ -133,8 +133,8 @@ class TextToTextKind(Kind[PairInputs]):
         """Return the source texts of every split, with the texts to generate as labels; see `Kind.build`.
 
         The default columns are "sentence" and "label". If no table has one, "text" or "target" takes its place. Raises
-        DataError if a column is missing, a source is blank, all targets of a split are missing, or some are and such
-        rows are not dropped. Raises ConfigError if the user passed labels.
+        DataError if a column is missing, a source is blank, all targets of a split are missing, or some are and
+        `spec.missing_labels` is not "drop". Raises ConfigError if the user passed labels.
         """
         text, label = self.usual_columns
         text = lab.usual_column(spec.text, text, "text", tables)
