@@ -239,7 +239,7 @@ def spelled_list(text: str) -> object:
     """Return the list, tuple or set that a text in brackets spells in JSON or Python; None for any other text.
 
     Raises LabelCellError if a text in square brackets spells no list (such as a printed NumPy array, or a long list in
-    Python), or if a key in it comes twice. Other brackets that spell nothing may be part of a name.
+    Python), or if a key in it comes twice.
     """
     if printed := _SET.fullmatch(text):
         text = printed[1] or "[]"
