@@ -192,8 +192,8 @@ def weights(bank: ReaderBank, name: str | None = None) -> dict[str, torch.Tensor
 
 def largest_difference(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
     assert one.keys() == other.keys()
-    return max((one[key] - other[key]).abs().max().item() for key in one)
+    return max((one[key].cpu() - other[key].cpu()).abs().max().item() for key in one)
 
 
 def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+    return one.keys() == other.keys() and all(torch.equal(one[key].cpu(), other[key].cpu()) for key in one)

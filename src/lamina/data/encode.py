@@ -9,11 +9,14 @@ import re
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast, final
 
 import numpy as np
 import pyarrow as pa
+import tokenizers
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor, nn
 
 from lamina.data.arrow import CHUNK, Column, Ragged, chunks, dataset_of, join_tables
@@ -256,8 +259,9 @@ def encode(
 
     If the tokenizer makes no token of a text (GPT-2's makes none of ""), the text becomes a single start token (or end
     or padding token, if there is none), which the model attends to. Raises ConfigError if `max_length` leaves no room
-    for text; with `windows`, also if the tokenizer is slow, or `stride` is negative or not smaller than the text's part
-    of a window. Raises DataError if windows of more than 64 MiB cannot be written to a temporary file.
+    for text; with `windows`, also if the tokenizer is slow, `stride` is negative or not smaller than the text's part
+    of a window, or a text is long and the installed version of tokenizers loses windows. Raises DataError if windows of
+    more than 64 MiB cannot be written to a temporary file.
 
     Args:
         texts: Texts, or pairs of texts.
@@ -304,6 +308,8 @@ def encode(
             spaced = list(map(_spaced, part)) if space else part
             spaced, count = _cut_first_texts(tokenizer, spaced, room // 2) if is_second else (spaced, 0)
             output = _call(tokenizer, spaced, options)
+            if windows and any(len(row) >= max_length for row in output["input_ids"]):
+                check_tokenizers()
             if not windows:  # texts that fill a window are tokenised again, to see whether tokens are missing
                 full = [text for text, row in zip(spaced, output["input_ids"], strict=True) if len(row) >= max_length]
                 count = sum(len(row) > max_length for row in _call(tokenizer, full, {})["input_ids"])
@@ -319,6 +325,17 @@ def encode(
         if 0 < len(first.get("text", ())) <= _FEW and len(texts) <= CHUNK:  # one chunk holds all texts
             return Encoded(first, sum(truncated))
         return Encoded(join_tables(map(window_table, itertools.chain([first], chunked))), sum(truncated))
+
+
+@cache
+def check_tokenizers() -> None:
+    """Raise ConfigError if the installed version of tokenizers loses windows of long texts, as 0.23.1 and 0.23.2 do."""
+    words = tokenizers.Tokenizer(WordLevel({"a": 0}, unk_token="a"))
+    words.pre_tokenizer = Whitespace()
+    words.enable_truncation(1)
+    if len(words.encode("a a a").overflowing) != 2:
+        problem = f"tokenizers {tokenizers.__version__} loses the windows of long texts but the first one or two"
+        raise ConfigError(f"encode: {problem}. Run: pip install 'tokenizers>=0.23.3'")
 
 
 def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bool) -> dict[str, int | str]:

@@ -184,7 +184,8 @@ def _set_blocks(
     known = {*BLOCK_SETTINGS.entries, *BLOCK_SETTINGS.numbers, "stage_names", "architectures"}
     is_changed = False
     if every_list:
-        for name in [name for name in vars(part) if name not in known]:
+        lists = [name for name, value in vars(part).items() if isinstance(value, list | tuple)]
+        for name in [name for name in lists if name not in known]:
             is_changed |= _select_entries(part, name, depth, order)
     return is_changed
 

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lamina.data.arrow import dataset_of
-from lamina.data.encode import Encoded, TokenRange, encode, window_table
+from lamina.data.encode import Encoded, TokenRange, check_tokenizers, encode, window_table
 from lamina.data.windows import IGNORED, read_flags, word_labels, word_tokens
 from lamina.errors import ConfigError
 
@@ -137,3 +138,26 @@ def test_windows_survive_copies_and_pickles(minilm):
         )
         assert same.offsets == encoded.offsets
         assert all((same.batch([2, 0], {})[key] == rows).all() for key, rows in encoded.batch([2, 0], {}).items())
+
+
+def test_a_version_of_tokenizers_that_loses_windows_is_refused(minilm, monkeypatch):
+    class EarlyExit:
+        """The encoder of tokenizers 0.23.2: it reads no further than the first window."""
+
+        def __init__(self, _model: object) -> None:
+            self.pre_tokenizer = None
+
+        def enable_truncation(self, _length: int) -> None:
+            pass
+
+        def encode(self, _text: str) -> SimpleNamespace:
+            return SimpleNamespace(overflowing=[])
+
+    monkeypatch.setattr("lamina.data.encode.tokenizers", SimpleNamespace(Tokenizer=EarlyExit, __version__="0.23.2"))
+    check_tokenizers.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match=r"tokenizers 0\.23\.2 loses .*Run: pip install 'tokenizers>=0\.23\.3'"):
+            encode([TEXT], minilm, max_length=12, windows=True)
+        assert len(encode(["a moon"], minilm, max_length=12, windows=True).lengths) == 1  # nothing to lose
+    finally:
+        check_tokenizers.cache_clear()

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from tests.support.probing_sets import probing_sets, rows, write
@@ -193,6 +194,23 @@ def test_the_study_has_every_method_of_every_set_and_names_a_lost_set(
     # two sets decide nothing
     assert not ahead[["low", "high", "p"]].notna().any(axis=None)
     assert not any(word in page for word in ("interval", "Holm", "Nemenyi"))
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that, like one on a GPU, must be copied to the CPU before numpy can read it."""
+
+    def cpu(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+    def numpy(self) -> None:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+
+def test_states_on_a_gpu_are_averaged():
+    states = torch.tensor([[[1.0], [3.0]], [[2.0], [0.0]]]).as_subclass(OnGpu)  # the second row has one token
+    cached = SimpleNamespace(batch=lambda rows: {"encoder": {0: states[rows], 1: 2 * states[rows]}})
+    group = SimpleNamespace(inputs=SimpleNamespace(lengths=[2, 1]), states=cached)
+    assert benchmark_cell.mean_states(group).tolist() == [[[2.0], [4.0]], [[2.0], [4.0]]]
 
 
 def test_the_first_method_of_pooled_states_does_not_pay_for_the_pooling(model, folder: Path, monkeypatch):

@@ -319,7 +319,8 @@ class States:
         train(bank, dict.fromkeys(readers, task), self._options, op=_OP, encodings=self._encodings, states=states)
         seconds = (time.perf_counter() - start) / len(readers)
         group = self._group(bank, list(readers), "test")
-        group.states = self._groups["test"].states
+        group.states = cast("CachedStates", self._groups["test"].states)
+        group.states.device = bank.device  # training may have moved the model
         results = {name: results_of(name, group) for name in readers}
         self._runner(bank).collect(group, results, self._options)
         return [
@@ -400,7 +401,7 @@ def mean_states(group: Group) -> Matrix:
         rows = order[start : start + _POOLED_AT_ONCE]
         ((_, by_layer),) = states.batch(rows).items()
         # padding is zero, so that a sum over all positions is the sum over the tokens
-        sums = np.stack([by_layer[layer].float().sum(1).numpy() for layer in sorted(by_layer)], axis=1)
+        sums = np.stack([by_layer[layer].float().sum(1).cpu().numpy() for layer in sorted(by_layer)], axis=1)
         means = np.zeros((count, *sums.shape[1:]), dtype=np.float32) if means is None else means
         means[rows] = sums / lengths[rows, None, None]
     return means if means is not None else np.zeros((0, 0, 0), dtype=np.float32)
