@@ -141,7 +141,7 @@ def _fit_by_type(listed: Sequence[object], kinds: Sequence[str]) -> bool:
 
 @cache
 def _parsed(annotation: str) -> tuple[tuple[str, ...], bool, str]:
-    """Return the types of `annotation` without brackets, whether values are checked, and the types of a list's items.
+    """Return the types of `annotation` without brackets, whether all can be checked, and the types of a list's items.
 
     "Sequence[int] | None" gives ("Sequence", "None"), True and "int"; the last is "" if items are not checked.
     """
@@ -330,8 +330,8 @@ def write_errors(
 ) -> Iterator[None]:
     """Convert errors in the `with` block, which writes a file, to StoreErrors; Lamina's own errors pass through.
 
-    For an error of the types `of_disk` the message ends with `hint`. For other errors of type `kind` it only gives the
-    reason. Errors of other types pass through. `what` is the operation and the place. `left` says what is there after
+    For errors of the types `of_disk` the message ends with `hint`; for other errors of type `kind` it does not. All
+    others pass through. `what` is the operation and the place. `left` says what is there after
     an error.
     """
     left = f"; {left}." if left else "."

@@ -137,7 +137,8 @@ class ReaderBank(ReaderCollection):
         decoder read the whole first call of `generate` instead. Call `outputs.clear()` before the next pass or text.
         Passes that a bank runs itself are ignored. Passes are read in the thread or asyncio task that entered the
         `with` block, and in tasks and `asyncio.to_thread` calls that it starts. Start other threads with
-        `contextvars.copy_context().run` as their target. The readers are in eval mode inside the `with` block.
+        `contextvars.copy_context().run` as their target. The readers are in eval mode inside the `with` block; with
+        `train_base`, so is the model.
 
         The output for a generated text has one row per returned sequence. The model does not read the last token of a
         sequence, so readers do not either. After the end of a sequence the mask is False; a sequence that ended at once

@@ -136,7 +136,7 @@ class GenerateCall:
         return Generated(output if wants_dict else output.sequences, output.sequences, beam_indices)
 
     def ended(self, first: int, count: int) -> Bool[Tensor, "sequences {count}"]:
-        """Return a mask on the CPU, True where the stopping criteria end a sequence; ignore all but a row's first True.
+        """Return a mask on the CPU, True where the stopping criteria end a sequence. Only a row's first True counts.
 
         The columns are the `count` new tokens from number `first` (from 0), or fewer if fewer were written. If
         `generate` does not pad ended sequences, all sequences continue until the last one ends, and the mask is False.
@@ -196,7 +196,7 @@ class Interception(NamedTuple):
 
 @contextmanager
 def intercept_generate(interception: Interception) -> Iterator[None]:
-    """Inside the `with` block, enter `on_generate` around the decoding of every `generate` call on a model or a part.
+    """Inside the `with` block, enter `on_generate` around each `generate` call on the interception's model or a part.
 
     Only calls in the caller's context (`contextvars`) are intercepted; calls in other threads and tasks run as usual.
     While any such context is open, methods of the class `GenerationMixin` are replaced by functions that forward every
@@ -245,7 +245,7 @@ def _check_generate(model: PreTrainedModel, *args: object, **kwargs: object) -> 
     """Raise ConfigError if `generate` is called with an unsupported option while readers wait for a text.
 
     The options are checked at the start, because some of them take effect before a decoding method is called, or
-    without one. This check does not run if `model.generate` was looked up before the interception; then those below do.
+    without one. If `model.generate` was looked up before the interception, only the checks of the decoding methods run.
     """
     if any(hook.is_waiting() for hook in _interceptions(model)):
         bound = dict(inspect.signature(_original["generate"]).bind(model, *args, **kwargs).arguments)
@@ -260,7 +260,7 @@ def _check_generate(model: PreTrainedModel, *args: object, **kwargs: object) -> 
 
 
 def _check_healing(model: PreTrainedModel, *_args: object, **_kwargs: object) -> None:
-    """Raise ConfigError if the next pass is to be read: `generate` heals tokens with the option "token_healing"."""
+    """Raise ConfigError if readers wait for the next pass; `generate` calls this for the option "token_healing"."""
     if any(hook.is_reading() for hook in _interceptions(model)):
         _check_options({"token_healing": True}.get)
 
@@ -268,8 +268,8 @@ def _check_healing(model: PreTrainedModel, *_args: object, **_kwargs: object) ->
 def _check_loop(model: PreTrainedModel, loop: object = None, *_args: object, **_kwargs: object) -> None:
     """Raise ConfigError if readers wait for a text and `loop` is given: the option "custom_generate".
 
-    It is a function or the name of a repository, a decoding loop that may run without a cache, and would be read as a
-    single pass. `from_pretrained` passes the name of the model by keyword.
+    It is a decoding loop (a function, or the name of a repository) that may run without a cache, and would be read as a
+    single pass. Calls by `from_pretrained` pass, since they give the model's name by keyword.
     """
     if loop is not None and any(hook.is_waiting() for hook in _interceptions(model)):
         _check_options({"custom_generate": loop}.get)

@@ -200,7 +200,7 @@ class _Listener:
         stack_pass.begin(batch, args, kwargs)
 
     def on_state(self, template: StackPass, layer: int, state: Tensor) -> None:
-        """Pass on a layer's state to the generated text or the single pass that runs for `template`, if any.
+        """Pass a layer's state to the generated text that `template` reads now, or else to its single pass, if any.
 
         The last state of a single pass completes the outputs of its readers.
         """
@@ -244,8 +244,8 @@ class _Listener:
     def on_generate(self, call: GenerateCall) -> Iterator[Callable[[Generated], None]]:
         """Read a call of `generate` for decoder stacks whose readers have no output yet. A context manager.
 
-        With `over` "prompt" it only reads a prompt that comes in pieces; `on_start` reads others. It yields a function;
-        the caller passes the result of the call to it, and it completes the outputs. Raises ConfigError if the call
+        With `over` "prompt" it only reads a prompt that comes in pieces; `on_start` reads others. It yields a function that
+        completes the outputs; the caller passes it the result of `generate`. Raises ConfigError if the call
         decodes in an unsupported way, or monitors' readers cannot read the model now.
         """
         thread, outputs = get_ident(), self.outputs.readers

@@ -235,7 +235,8 @@ def reader_seconds(bank: ReaderCollection, names: Sequence[str], *, repeats: int
     """Measure how long each reader takes for one generated token; return reader name -> seconds.
 
     The model is not run: readers read zeros, since the work does not depend on the values. The result is the median of
-    `repeats` runs, in which the readers take turns. Raises the errors of `causal_pass`.
+    `repeats` runs, in which the readers take turns. Raises UnknownNameError for an unknown reader, and the errors
+    of `causal_pass`.
     """
     times: dict[str, list[float]] = {name: [] for name in names}
     with evaluating(bank):

@@ -106,7 +106,7 @@ def check_blocks(before: LayerStack, after: LayerStack, edits: Sequence[Move]) -
 
 
 def check_untrained(parameters: Mapping[str, Tensor], edits: Sequence[Move]) -> None:
-    """Raise ConfigError if identity copies of blocks that `edits` added were trained, so that they change the states.
+    """Raise ConfigError if an identity copy of a block that `edits` added was trained, so that it changes the states.
 
     `parameters` are the edited model's parameters by name.
     """

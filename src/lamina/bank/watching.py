@@ -83,7 +83,7 @@ class Watch:
         return _StopFlagged(self, self._stop)
 
     def discard(self) -> None:
-        """Leave this thread's text, or else the latest text of any thread, out of the drift tests.
+        """Leave this thread's text out of the drift tests; if it has none, the latest text of any thread.
 
         No effect after `generate` has returned. Raises ConfigError before the first text.
         """

@@ -251,8 +251,8 @@ def _differing(
         Name -> value or submodule of `now`, where it differs from `was`.
 
     Raises:
-        _WrongPlaceError: If the class differs, or an attribute that is not the block's number, a setting of the config
-            or of dropout.
+        _WrongPlaceError: If the class differs; or an attribute does that is neither the block's number nor a setting of
+            the config or of dropout.
     """
     label = f"'{name}'" if name else "the block"
     if type(was) is not type(now):
@@ -321,8 +321,7 @@ def _check_shapes(model: nn.Module, plan: _Plan, depth: int) -> None:
 def _move_blocks(model: PreTrainedModel, path: str, plan: _Plan) -> None:
     """Put a model's blocks, the modules at `path`, in the order of `plan`, and set what changes.
 
-    Repeated blocks are copied, except configs and modules that several blocks, or other parts of the model, use: copies
-    share these. Parts that only the first block has go to the new first block.
+    Repeated blocks are copied. Copies share configs, and modules that several blocks or other parts of the model use. Parts that only the first block has go to the new first block.
     """
     holder = model.get_submodule(path)
     old = list(holder.children())
@@ -353,9 +352,9 @@ def _move_blocks(model: PreTrainedModel, path: str, plan: _Plan) -> None:
 
 
 def _move_parts(table: nn.Parameter, axis: int, order: Sequence[int], depth: int) -> None:
-    """Replace a weight's parts by those of the blocks in `order` (numbers from 1), in place; drop its gradient.
+    """Give a weight the parts of the blocks in `order` (numbers from 1), in place; drop its gradient.
 
-    Along `axis` it has one part for each of `depth` blocks.
+    Along `axis` it has one part per block: `depth` before, `len(order)` after.
     """
     index = torch.tensor([layer - 1 for layer in order], device=table.device)
     parts = table.data.unflatten(axis, (depth, -1))

@@ -44,7 +44,7 @@ class StackPicture(TypedDict):
 
     Attributes:
         before: Number of blocks before.
-        after: The blocks after.
+        after: Facts of each block after, lowest first.
         gone: The removed blocks' numbers before the edits, from 1.
     """
 

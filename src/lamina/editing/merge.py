@@ -217,7 +217,7 @@ def _fold_into_projections(path: str, norm: nn.Module, weights: Mapping[str, Flo
 
 
 def _apply_to_columns(layer: InsertedLayer, columns: Float[Tensor, "out n"]) -> Float[Tensor, "out n"]:
-    """Return an inserted layer's outputs for the columns of a weight `[out, n]`, computed in float64, in its dtype."""
+    """Return an inserted layer's outputs for a weight's columns, computed in float64, in the dtype of `columns`."""
     matrix = layer.applied_weight().double()
     if layer.axes:  # its kernel is 1
         matrix = matrix.flatten(1)

@@ -183,10 +183,11 @@ class LaminaEstimator(BaseEstimator):
     def _reader(self, task: Task, given: object, seed: int, **settings: object) -> Reader:
         """Return the config of the estimator's reader, with the labels and problem type of the task.
 
-        `given` is the estimator's parameter `reader`: None (the task's default reader), a fusion (it gets a default
-        head) or a whole reader, whose own seed is not used. `seed` decides the initial weights. `settings` that are not
-        None replace settings of the head; those that it does not have are ignored. Raises ConfigError if `given` is
-        anything else, or a reader for another kind of task, with `weights`, or with class weights of other labels.
+        `given` is the estimator's parameter `reader`: None (the task's default reader), a fusion (it gets the
+        default head, with mean pooling) or a whole reader, whose own seed is not used. `seed` decides the initial
+        weights. `settings` that are not None replace settings of the head; those that it does not have are ignored.
+        Raises ConfigError if `given` is anything else, or a reader for another kind of task, with `weights`, or with
+        class weights of other labels.
         """
         default = Reader.default(task)
         if given is None:

@@ -136,7 +136,9 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         return self.bank_[READER].config.head.problem_type == "multi_label"
 
     def predict(self, X: object) -> np.ndarray:
-        """Return the most probable class per text, `[texts]`. With several labels per text: 0 and 1, `[texts, labels]`.
+        """Return the most probable class per text, `[texts]`.
+
+        With several labels per text: `[texts, labels]`, 1 where the probability exceeds 0.5, else 0.
 
         Raises:
             NotFittedError: If `fit` was not called.

@@ -128,7 +128,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         return reader
 
     def transform(self, X: object) -> np.ndarray:
-        """Return features `[texts, dim]` in float32.
+        """Return features `[texts, dim]` in float32; those of several layers are side by side, lowest layer first.
 
         Raises:
             NotFittedError: If `fit` was not called.

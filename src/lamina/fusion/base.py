@@ -41,7 +41,7 @@ _LEVELS = 1 << 16  # 16 random bits per element: drawing them takes a quarter of
 
 
 class Range(NamedTuple):
-    """The numbers that a setting may have: from `low` to `high`, without `high` itself if `open_high`. None passes."""
+    """The numbers that a setting may have: from `low` to `high`, without `high` itself if `open_high`. None may too."""
 
     low: float
     high: float = math.inf
@@ -177,7 +177,8 @@ def _best_matches(
 
     A token's match is its highest cosine similarity with a token of the other text; -1 if the other text is empty.
     `cosines` has the similarity of every pair of tokens. The masks are True at the tokens that are matched (`side`),
-    and at those of the other text (`other`). Without tokens to match, the mean is 0 and the minimum 1.
+    and at those of the other text (`other`). Without tokens to match, the mean is 0, the minimum 1.
+    The deviation is at least 0.001.
     """
     best = cosines.masked_fill(~other.unsqueeze(1), -1).amax(-1)
     count = side.sum(1).clamp(min=1)
@@ -508,7 +509,7 @@ class WeightedSum(Stream):
 
 
 class InputWeighted(Fusion):
-    """Base class of fusions whose layer weights differ from token to token. It adds up these weights, for `importance`.
+    """Base class of fusions whose layer weights differ from token to token; their sums give the `importance`.
 
     Attributes:
         amounts: `[layers]`, the sum of each layer's absolute weights over all tokens since the last switch between

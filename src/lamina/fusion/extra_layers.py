@@ -46,7 +46,7 @@ class ExtraLayers(FusionConfig):
 
     Raises:
         ConfigError: If `n` is not an int in 1..1000; when the reader is attached, if the model's last block cannot be
-            called by itself; in a pass, if it continues from a cache of earlier tokens.
+            called by itself or newly initialised; in a pass, if it continues from a cache of earlier tokens.
 
     Source:
         ElNokrashy et al. 2024, arXiv:2209.15168, the baseline "+n layers". `build`, which has no model, makes blocks as

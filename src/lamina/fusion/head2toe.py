@@ -98,17 +98,17 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         return self.config.per_token
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Return each layer's share of the kept features; before the selection, of the scores after the last epoch.
+        """Return each layer's share of the kept features; `[layers]`, with sum 1.
 
-        Before the first epoch ends, the shares are equal.
+        Before the selection, they are the shares of the last epoch's scores, and equal before the first epoch ends.
         """
         return self.shares.clone()
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """Return each layer's states, scaled to length 1 and concatenated; features that are not kept are 0.
+        """Return each layer's states, scaled to length 1 and concatenated.
 
-        So are layers that `states` lacks. Without `per_token`, a layer's states are first averaged over each chunk of
-        tokens, the averages are scaled together, and all tokens get the same features.
+        Features that are not kept, and layers that `states` lacks, are 0. Without `per_token`, a layer's states are
+        first averaged over each chunk of tokens, the averages are scaled together, and all tokens get equal features.
         """
         dtype, (batch, tokens) = self.shares.dtype, mask.shape
         pool = None if self.config.per_token else _chunk_weights(mask, self.config.chunks).to(dtype)

@@ -303,7 +303,7 @@ class PooledLayersFusion(PoolingFusion, config=PooledLayers):
         self.scores = nn.Parameter(torch.zeros(layers))
 
     def contributions(self, states: Sequence[Tensor]) -> Tensor | None:
-        """Return `[layers, tokens]`: each layer's weight, divided among the tokens by its queries' mean attention.
+        """Return `[layers, tokens]`: each layer's weight times its queries' mean attention to each token.
 
         None if `over` is "second", because a single text does not show where a second one begins.
         """

@@ -23,7 +23,7 @@ _TOKENS = 128  # tokens per chunk if each is routed by itself and no gradients a
 class Routing(FusionConfig):
     """A fusion that routes the states of all tokens and layers to `dim` numbers per sequence, in three stages.
 
-    In routing, each input vector votes for each output vector; an output uses an input more, the better it predicts it.
+    In routing, each input vector votes for each output vector; an output uses those inputs most that it predicts best.
     The inputs of the first stage are the states, normalised, scaled and shifted per layer: tokens x layers vectors. The
     first and the second stage have `vectors` output vectors each; the outputs of the third are `dim` numbers. Every
     token gets the same features. In the author's code these numbers are the logits; for that use
@@ -215,9 +215,9 @@ class Route(nn.Module):
         return gathered @ self.vote_map + weight.sum(1).unsqueeze(-1) * self.vote_bias
 
     def _shares(self, vectors: Tensor, outputs: Tensor) -> Tensor:
-        """Return the share `[batch, inputs, outputs]` of an input that an output gets: more, the better it predicts it.
+        """Return the share `[batch, inputs, outputs]` of each input that each output gets.
 
-        The shares of an input sum to 1.
+        An output gets more of the inputs that it predicts better. The shares of an input sum to 1.
         """
         guess = (self._normalised(outputs) @ self.guess_map) * self.guess_scale + self.guess_bias
         match = torch.einsum("bid,bjd->bij", vectors, guess) * self.match_scale + self.match_bias

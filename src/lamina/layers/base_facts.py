@@ -102,7 +102,7 @@ def module_facts(model: nn.Module, stack: LayerStack) -> dict[str, str]:
 
 
 def around(model: nn.Module, stack: LayerStack) -> nn.Module:
-    """Return the innermost module that has a config and contains a stack's scope, or is it; else `model`.
+    """Return the innermost module with a config that is or contains a stack's scope; without one, `model`.
 
     It must be a whole model or hold all modules of the stack: some scopes are only a part, such as BertEncoder.
     """

@@ -432,8 +432,8 @@ def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tu
         Stack name -> for each layer the chosen event of the first run; and the hidden states that this run returned.
 
     Raises:
-        _UnreadableError: If a layer has no such place, a state has another shape or NaN, or the stack returns a
-            different number of states.
+        _UnreadableError: If a layer has no such place after that of the layer below, a state has another shape or NaN,
+            or the stack returns a different number of states.
     """
     candidates = [
         (event, event.form or form, _tokens_of(name, probe))

@@ -85,7 +85,7 @@ class _ContextHook:
     hook: Callable[..., object] | None = None
 
     def __call__(self, *args: object) -> None:
-        """Call the hook if the called module is its owner, in the context that made `hooks`; else do nothing."""
+        """Call the hook, unless a copy of its module was called, or the call is in another context than `hooks`."""
         hooks, hook = self.hooks, self.hook
         if hooks is None or hook is None or args[0] is not self.owner:
             return
@@ -303,8 +303,8 @@ def token_mask(
 ) -> Tensor | None:
     """Return the attention mask `[batch, tokens]` of a pass over a stack; None if it has none, so all tokens are real.
 
-    If `batch` is known and has no mask, a mask in another form in `args` or `kwargs` was made by the model: the result
-    is None.
+    If `batch` is known but has no mask, the model made the mask in `args` or `kwargs`. It is used if it is `[batch,
+    tokens]`; otherwise the result is None.
 
     Args:
         stack: The stack that is read.

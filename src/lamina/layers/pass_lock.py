@@ -79,7 +79,10 @@ class PassLock:
                 self._end_exclusive(me, held)
 
     def _end_exclusive(self, thread: int, held: int) -> None:
-        """End a thread's exclusive access; it keeps the lock `held` times. The caller must hold `_changed`."""
+        """End a thread's exclusive access; the thread then holds the lock `held` times as shared.
+
+        The caller must hold `_changed`.
+        """
         self._exclusive -= 1
         self._running[thread] = held
         self._forget_idle_threads()

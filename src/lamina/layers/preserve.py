@@ -212,7 +212,7 @@ def _snapshot(module: nn.Module, keeps_values: Callable[[], bool]) -> Callable[[
     """Return a function that restores the present attributes of a module.
 
     The contents of dicts, sets and lists are restored in place, because handles of hooks refer to these objects. If
-    `keeps_values()` is True when it is called, numbers and flags keep their new values, except the mode. Changes are
+    `keeps_values()` is True at the restoration, numbers and flags keep their new values, except the mode. Changes are
     noted for `changed_by_passes`.
     """
     attributes = dict(module.__dict__)

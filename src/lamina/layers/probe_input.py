@@ -207,7 +207,8 @@ def _packed(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Te
     """Return the patches of one image, `[patches, values of a patch]`, and its grid: frames, rows and columns.
 
     The image has more columns if `tokens` is larger, so that two probes differ in length. Some vision towers call this
-    input `hidden_states`. Raises NoInputError if the model reads no grid, so that its `hidden_states` are no patches.
+    input `hidden_states`. Raises NoInputError if the model reads no grid: then its `hidden_states` are those of another
+    model.
     """
     accepted = inspect.signature(model.forward).parameters
     if not (grids := [name for name in _GRIDS if name in accepted]):

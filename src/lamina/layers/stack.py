@@ -151,9 +151,9 @@ def towers_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def tower_for(stacks: Mapping[str, LayerStack], inputs: Iterable[str]) -> str | None:
-    """Return the name of the stack whose tower reads one of the arguments `inputs`, the first that any tower reads.
+    """Return the name of the stack whose tower has one of the arguments `inputs` as its main input.
 
-    None if the model has no towers, or no tower reads any of `inputs`.
+    The first such argument decides. None if the model has no towers, or no tower reads any of `inputs`.
     """
     towers = {name: getattr(stack.tower, "main_input_name", None) for name, stack in stacks.items()}
     return next((name for known in inputs for name, main_input in towers.items() if main_input == known), None)

@@ -82,7 +82,7 @@ _TOKENS = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_em
 
 
 def first_tensor(state: object) -> object:
-    """Return the first tensor of a state that a model returned as a tuple, together with the state of global tokens.
+    """Return the first tensor if `state` is a tuple, whose second entry is the state of global tokens.
 
     Anything else, which should be a tensor, is returned as it is.
     """

@@ -360,9 +360,9 @@ class SharedPass(NamedTuple):
 
 
 def reader_batch(runs: Sequence[SizedRun]) -> tuple[int, int]:
-    """Return the bytes that the readers of `runs`, which share each pass, need for the gradients of one batch.
+    """Return (bytes, rows) of one batch of `runs` that share each pass; the bytes are what readers keep for gradients.
 
-    Also returns the batch's number of rows: the recipe's `batch_size`, or all training rows if they are fewer.
+    The rows are the recipe's `batch_size`, or all training rows if they are fewer.
     """
     first, readers = runs[0], [run.reader for run in runs if run.reader is not None]
     rows = min(first.options.batch_size, first.rows["train"])

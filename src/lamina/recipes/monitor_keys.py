@@ -34,10 +34,10 @@ class MonitorRecipe(Strict):
         task: Name of a task of the recipe.
         reader: Name of a reader of the task; None: its only one.
         flag: Label or labels to watch for.
-        aggregate: The aggregation of token scores: its name, or settings with "name".
-        scale: The scale of token scores.
+        aggregate: The aggregation of token scores: its name, or settings with "name". The default is "mean_score".
+        scale: The scale of token scores: "log_odds" (the default) or "probability".
         rate: Rate of false positives; below 1 if it is per reply.
-        per: Unit of the rate.
+        per: Unit of the rate: "reply" (the default) or "1000 tokens".
         guarantee: Keep the rate on other texts too, with 95 % confidence.
         split: The split whose texts choose the threshold.
     """

@@ -323,8 +323,8 @@ def _best(
     """Choose the best setting per task among the rows of results that belong to one cell or point.
 
     Returns:
-        Per task, the row with the best mean validation score. And, for a single task, the best row's settings that
-        differ among `rows` and that no axis displays; {} for several tasks.
+        First, for each task, the row with the best mean validation score. Second, for a single task, those settings of
+        its best row that differ among `rows` and that no axis displays; {} for several tasks.
     """
     tasks: dict[str, list[SummaryRow]] = {}
     for row in rows:

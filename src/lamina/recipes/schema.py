@@ -329,8 +329,8 @@ class TaskRecipe(Strict):
     def outline(self) -> TaskOutline:
         """Return the `TaskOutline`: what is known about the task before its data is read.
 
-        A preset brings its own labels. Without a preset and without labels in the recipe, numbers stand in for them:
-        one for a regression, else as many as the first reader with class weights has of them, or two.
+        A preset brings its own labels. Without a preset and without labels in the recipe, "0", "1", ... stand in for
+        them: one for a regression, else one per class weight of the first reader that has any, or two.
         """
         second = self.text_pair if self._preset is None else self._preset.columns[1]
         how: Fields = {"by_row": self.by_row if self.masked_lm is None else self.masked_lm.rows}

@@ -249,7 +249,7 @@ def to_patterns(value: object) -> object:
 
 
 def matches(only: Mapping[str, Sequence[str]], run: Mapping[str, object]) -> bool:
-    """Return whether a run's values match the patterns, such as "ada*", of all keys in `only` that the run has.
+    """Return whether, for every key in `only`, the run's value matches one of the key's patterns, such as "ada*".
 
     Args:
         only: Key -> patterns, one of which must match. A key that the run lacks is ignored, so that methods without a
