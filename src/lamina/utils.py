@@ -98,7 +98,7 @@ _PARAMETERS = re.compile(r"\[[^\[\]]*\]|\[[^\[\]]*$")  # of a generic type, the 
 def check_type(op: str, name: str, value: T, annotation: object) -> T:
     """Return an option's value: NumPy and torch numbers as Python numbers, arrays and sets as lists where allowed.
 
-    Raises ConfigError if the value is not of the type `annotation`, or is an empty text where that allows a path. A
+    Raises ConfigError if the value is not of the type `annotation`, or is an empty text although it may be a path. A
     value passes unchecked if a type in `annotation` is not a key of `_TYPES`, or if all are "Literal" or "None". The
     items of a list or tuple are checked in the same way, by the types in brackets, as in "Sequence[int]". Generators
     become lists. `op` and `name` are the operation and the option, for the message.

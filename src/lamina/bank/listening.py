@@ -244,8 +244,8 @@ class _Listener:
     def on_generate(self, call: GenerateCall) -> Iterator[Callable[[Generated], None]]:
         """Read a call of `generate` for decoder stacks whose readers have no output yet. A context manager.
 
-        With `over` "prompt" it only reads a prompt that comes in pieces; `on_start` reads others. It yields a function that
-        completes the outputs; the caller passes it the result of `generate`. Raises ConfigError if the call
+        With `over` "prompt" it only reads a prompt that comes in pieces; `on_start` reads others. It yields a function
+        that completes the outputs; the caller passes it the result of `generate`. Raises ConfigError if the call
         decodes in an unsupported way, or monitors' readers cannot read the model now.
         """
         thread, outputs = get_ident(), self.outputs.readers

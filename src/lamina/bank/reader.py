@@ -338,7 +338,7 @@ class ReaderModule(nn.Module):
 
 
 def _parts(fields: object) -> list[Info]:
-    """Return the dict of a stored monitor and, in a cascade, those of its two; what is damaged is left out."""
+    """Return the dicts in a stored monitor: its own and, in a cascade, its two monitors'; damaged ones are left out."""
     parts = (fields, fields.get("first"), fields.get("second")) if isinstance(fields, dict) else ()
     return [part for part in parts if isinstance(part, dict)]
 

@@ -474,7 +474,7 @@ class ReaderCollection(nn.Module):
         return self._finish(passes, labels, names)
 
     def _run(self, wanted: Sequence[LayerStack], batch: Inputs, stop: StopForward) -> Any:  # noqa: ANN401
-        """Run the model as `run_stacks` does: in eval mode if frozen, and not compiled, since that may skip hooks."""
+        """Run the model by `run_stacks`: in eval mode if frozen, and uncompiled, since compiled code may skip hooks."""
         compiled = is_compiled(self.model) or self._guard.compiled
         with uncompiled() if compiled else nullcontext(), self.eval_pass():
             return run_stacks(self.model, wanted, batch, stop)

@@ -321,7 +321,8 @@ def _check_shapes(model: nn.Module, plan: _Plan, depth: int) -> None:
 def _move_blocks(model: PreTrainedModel, path: str, plan: _Plan) -> None:
     """Put a model's blocks, the modules at `path`, in the order of `plan`, and set what changes.
 
-    Repeated blocks are copied. Copies share configs, and modules that several blocks or other parts of the model use. Parts that only the first block has go to the new first block.
+    Repeated blocks are copied. Copies share configs, and modules that several blocks or other parts of the model use.
+    Parts that only the first block has go to the new first block.
     """
     holder = model.get_submodule(path)
     old = list(holder.children())

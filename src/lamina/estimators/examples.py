@@ -215,7 +215,7 @@ def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
 
 
 def plain_column(y: TargetsLike, op: str) -> Any:
-    """Return a column of one of pandas' types or of Python objects as an array of its entries' type; else y itself.
+    """Return y as an array of its entries' type if it is a column of a pandas type or of objects; else y itself.
 
     scikit-learn would turn nullable integers and bools into floats, and in a list of texts NaN into "nan". Raises
     DataError, whose message begins with `op`, if an entry is missing.

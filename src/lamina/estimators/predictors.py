@@ -172,7 +172,10 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         return (torch.nn.functional.logsigmoid(logits) if self._several else logits.log_softmax(-1)).numpy()
 
     def decision_function(self, X: object) -> np.ndarray:
-        """Return logits `[texts, classes]`; for one of two classes, second minus first `[texts]`. Errors: `predict`."""
+        """Return logits `[texts, classes]`; of two classes, the second's minus the first's, `[texts]`.
+
+        With several labels per text always `[texts, labels]`. Errors: those of `predict`.
+        """
         logits = self._logits(X, "decision_function").double()
         return (logits[:, 1] - logits[:, 0] if not self._several and logits.shape[1] == 2 else logits).numpy()
 

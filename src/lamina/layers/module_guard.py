@@ -169,7 +169,7 @@ class ModuleGuard:
         return None
 
     def _outer(self, path: str) -> nn.Module | None:
-        """Return what is at a path now, inside compilation, with its adapters; None if there is nothing."""
+        """Return the module at a path now, unwrapped from compilation but with its adapters; None if there is none."""
         try:
             return unwrapped(self._owner.get_submodule(path))
         except AttributeError:

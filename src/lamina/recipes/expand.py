@@ -116,7 +116,7 @@ def _repeated(recipe: Recipe, method: str, settings: Iterable[RunSpec]) -> Itera
 def _reader_specs(body: ReaderRecipe, task: KindedTask, template: RunSpec) -> Iterator[RunSpec]:
     """Yield a run for each setting of a reader's grid; `template` is a run with the name, task and default options.
 
-    The epochs and learning rate of the reader, `body`, replace the template's, and the grid's values replace both.
+    The learning rate of the reader, `body`, replaces the template's, and the grid's values replace both.
     Raises ConfigError or UnknownNameError if a setting is not allowed.
     """
     for spec in expand(body.template(task), body.grid, name=template.name):

@@ -100,9 +100,9 @@ def check_model(
     """Check that the files of a recipe's model are complete, and that each run can start with the model.
 
     `models` is run name -> the run's model, without weights; `tasks` is task name -> copies of the task, one per repeat
-    of its subsample. The parameter names in a run's options are looked up if its model is trained. If its task
-    was read, the first training rows of the task's first copy are encoded. Raises LaminaError if weights or the processor are
-    missing, or an option or row does not fit. A note of the error names the run.
+    of its subsample. The parameter names in a run's options are looked up if its model is trained. If its task was
+    read, the first training rows of the task's first copy are encoded. Raises LaminaError if weights or the processor
+    are missing, or an option or row does not fit. A note of the error names the run.
     """
     first = next(iter(models.values()))
     check_weights(recipe.model, first.config, revision=recipe.revision)
