@@ -34,7 +34,7 @@ class Calibration:
     positive rate on other texts is slightly higher on average.
 
     Attributes:
-        threshold: A text is flagged from the first token on whose running score is at least this.
+        threshold: The lowest running score that flags a text, from that token on.
         target: Rate of false alarms for which the threshold was chosen, in the unit `per`. None: the user set the
             threshold.
         false_positive_rate: Fraction of the negative texts that are flagged.

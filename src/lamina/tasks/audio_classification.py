@@ -162,7 +162,8 @@ class LazyAudio(LazyFile):
     def _info(self) -> Any:
         """Return soundfile's description of the file.
 
-        Raises DataError if the file is not audio or has too many channels; MissingExtraError if soundfile is missing.
+        Raises DataError if the file is not audio, its header does not say its length, or it has too many channels;
+        MissingExtraError if soundfile is missing.
         """
         info = self._call("info")
         if info.frames >= _UNKNOWN:
@@ -494,7 +495,7 @@ class AudioClassificationKind(FileKind[AudioInputs]):
         return sample_limit(processor, asked)
 
     def truncated(self, inputs: AudioInputs) -> int:
-        """Return the number of clips that lose their end, because they are longer than the limit."""
+        """Return the number of clips that are longer than the limit and lose their end."""
         return inputs.cut
 
     def model_rows(

@@ -479,7 +479,7 @@ class Kind(ABC, Generic[InputsT]):
         return length_limit(model, processor, asked)
 
     def truncated(self, inputs: InputsT) -> int:
-        """Return how many of the encoded examples were truncated, because they are too long; by default 0."""
+        """Return how many of the encoded examples were truncated; by default 0."""
         return 0
 
     def batch_size(self, asked: int, inputs: InputsT, outputs: int) -> int:
