@@ -86,7 +86,7 @@ def dataset_files(
         if isinstance(rows.features[column], feature):
             plain = plain.cast_column(column, feature(decode=False))
         plain = plain if column == "text" else plain.rename_column(column, "text")
-        plain = plain.add_column("row", range(len(rows)))  # pyright: ignore[reportArgumentType]
+        plain = plain.add_column("row", range(1, len(rows) + 1))  # pyright: ignore[reportArgumentType]
         files = Column(derived(plain, rows), _NAMES, partial(_from_column, file_class, column, folder))
         with suppress(TypeError):  # all cells have one type
             next((file for file in files if file.path or file.data), None)
@@ -101,19 +101,19 @@ def _has_files(feature: object) -> bool:
 
 
 def object_files(
-    name: str, cells: Iterable[object], column: str, file_class: type[LazyFile], folder: Path | None
+    table: Table, cells: Iterable[object], column: str, file_class: type[LazyFile], folder: Path | None
 ) -> Column:
     """Return the files in a column of Python objects, in forms that `LazyFile.of` accepts, without opening them.
 
     Relative paths in strings and mappings start from `folder`; None: the working directory, as always for a `Path`.
-    Raises DataError, which names the table `name`, if a cell has none of the accepted forms or wrong values.
+    Raises DataError, which names the `table` and the row, if a cell has none of the accepted forms or wrong values.
     """
     files: list[LazyFile] = []
-    for row, cell in enumerate(cells):
+    for row, cell in zip(table.rows, cells, strict=True):
         try:
             files.append(file_class.of(f"row {row} of column '{column}'", beside(folder, cell)))
         except TypeError as error:
-            raise file_class.bad(name, f"cannot be read (row {row} {error}).") from error
+            raise file_class.bad(table.path, f"cannot be read (row {row} {error}).") from error
     return file_column(files, file_class)
 
 
@@ -276,7 +276,7 @@ class FileKind(ClassKind[InputsT]):
             table, files = super().from_rows(str(source), rows, spec), dataset_files(rows, column, self.file, folder)
         elif ending in _TABLES and Path(source).is_file():
             table = read_table(source, header=header)
-            files = object_files(str(source), table.column(column), column, self.file, folder)
+            files = object_files(table, table.column(column), column, self.file, folder)
         else:
             return read_class_files(source, self.file)
         return replace(table, columns={**table.columns, column: files})
@@ -288,7 +288,7 @@ class FileKind(ClassKind[InputsT]):
         """
         table, column = super().from_rows(name, rows, spec), self.column(spec)
         if isinstance(rows, Mapping):
-            files = object_files(name, table.cells(column), column, self.file, None)
+            files = object_files(table, table.cells(column), column, self.file, None)
         else:
             files = dataset_files(rows, column, self.file)
         return replace(table, columns={**table.columns, column: files})

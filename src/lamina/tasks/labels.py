@@ -186,8 +186,9 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
         if are_whole and len(values) <= _FEW_CLASSES:
             values.add(_number(cell))
     has_classes = len(labels) > 1
-    if ("list" in first and len(first) > 1) or (first.keys() >= {"number", "name"} and not has_classes):
-        (first_row, first_cell), (row, cell) = sorted(first.values(), key=itemgetter(0))[:2]
+    clash = ["list", *(form for form in first if form != "list")] if "list" in first else ["number", "name"]
+    if len(clash) > 1 and first.keys() >= {*clash} and not (clash[0] == "number" and has_classes):
+        (first_row, first_cell), (row, cell) = sorted((first[form] for form in clash[:2]), key=itemgetter(0))
         got = f"has {cell!r} in column '{spec.label}' and row {first_row} has {first_cell!r}"
         hint = "Correct the file, or set problem_type"
         raise bad_cell(table, row, spec.label, f"{got}; all labels must have one form. {hint}.")
@@ -318,15 +319,18 @@ def label_source(tables: Mapping[str, Table]) -> Table:
     return tables["train"]
 
 
-def check_names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
+def check_names(labels: object) -> tuple[str, ...] | None:
     """Return the class names that a user passed, in form NFC and without blanks at their ends; None stays None.
 
-    Raises ConfigError if `labels` is a text, a mapping or a set, or one of the names is not a text.
+    Raises ConfigError if `labels` is no list (or another ordered iterable), or one of the names is not a text.
     """
-    names = None if labels is None else tuple(labels)
-    if isinstance(labels, str | Mapping | set | frozenset) or not all(isinstance(name, str) for name in names or ()):
-        raise ConfigError(f"task: labels are {labels!r}; a list of class names is needed.")
-    return names and tuple(map(trimmed, names))
+    if labels is None:
+        return None
+    if isinstance(labels, Iterable) and not isinstance(labels, str | Mapping | set | frozenset):
+        names: list[object] = [*labels]
+        if all(isinstance(name, str) for name in names):
+            return tuple(trimmed(str(name)) for name in names)
+    raise ConfigError(f"task: labels are {labels!r}; a list of class names is needed.")
 
 
 def with_declared_names(spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast, final
 
@@ -190,7 +191,10 @@ def recorded_tables(kind: Kind, sources: Sequence[StatesSource | None], options:
         raise ConfigError(f"task: {got}. Train it on the model, or make a task that classifies texts or tokens.")
     tables, states = {}, {}
     for part, source in by_part.items():
-        folder, rows = source if isinstance(source, tuple) else (source, None)
+        folder, rows = source if isinstance(source, tuple) and len(source) == 2 else (source, None)
+        if not isinstance(folder, str | PathLike):
+            got = f"the states of {part} are {folder!r:.60}"
+            raise ConfigError(f"task: {got}; a folder is needed, or (folder, table) if the labels are elsewhere.")
         states[part] = recorded = RecordedStates.open(folder)
         table = _table(part, recorded, rows, kind, spec)
         if len(table) != len(recorded):

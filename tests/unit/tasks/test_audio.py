@@ -83,7 +83,7 @@ def test_columns_of_data_sets_are_not_decoded_by_them(tmp_path: Path):
         DataError, match="audio: the data set has no clips in column 'label'; its columns of clips are: au"
     ):
         Task.from_dataset(AUDIO, {"test": hub}, text="label")
-    with pytest.raises(DataError, match=r"audio: task/test cannot be read \(row 1 is int; a clip is a path, bytes"):
+    with pytest.raises(DataError, match=r"audio: task/test cannot be read \(row 2 is int; a clip is a path, bytes"):
         Task.from_dataset(AUDIO, {"test": [{"audio": sound, "label": 1}, {"audio": 3, "label": 1}]})
 
 

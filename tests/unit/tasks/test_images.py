@@ -308,7 +308,7 @@ def test_column_of_images(tmp_path: Path):
     file = put(tmp_path, "a.png", encoded(picture(20, mode="L")))
     first = {"bytes": encoded(picture(200)), "path": None}
     found = images_of(rows_of([first, str(file)]))
-    assert [one.name for one in found] == ["row 0 of column 'img'", f"row 1 of column 'img' ({file})"]
+    assert [one.name for one in found] == ["row 1 of column 'img'", f"row 2 of column 'img' ({file})"]
     assert (pixels(found[0].open()) == pixels(picture(200))).all()
     assert (pixels(found[1].open()) == pixels(picture(20, mode="L").convert("RGB"))).all()
     assert (pixels(pickle.loads(pickle.dumps(found[0])).open()) == pixels(picture(200))).all()
@@ -322,14 +322,14 @@ def test_column_is_not_decoded_before_it_is_opened(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(datasets.Image, "decode_example", refuse)
     found = images_of(rows.with_format("numpy"))
     assert found[1].open().mode == "RGB"
-    with pytest.raises(DataError, match=r"row 0 of column 'img' cannot be decoded"):
+    with pytest.raises(DataError, match=r"row 1 of column 'img' cannot be decoded"):
         found[0].open()
 
 
 def test_row_without_an_image():
-    with pytest.raises(DataError, match=r"row 0 of column 'img' is empty; every row") as info:
+    with pytest.raises(DataError, match=r"row 1 of column 'img' is empty; every row") as info:
         images_of(rows_of([None]))[0].open()
-    assert info.value.path == "row 0 of column 'img'"
+    assert info.value.path == "row 1 of column 'img'"
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_column_that_holds_no_images(column: str, came: str):
 
 def test_a_column_may_have_any_name():
     rows = rows_of([{"bytes": encoded(picture(200)), "path": None}]).rename_column("img", "text")
-    assert [image.name for image in dataset_images(rows, "text")] == ["row 0 of column 'text'"]
+    assert [image.name for image in dataset_images(rows, "text")] == ["row 1 of column 'text'"]
 
 
 def test_columns_survive_pickling(tmp_path: Path):

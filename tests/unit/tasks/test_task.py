@@ -516,3 +516,29 @@ def test_minus_one_may_be_a_class():
     rows = [{"sentence": str(at), "label": 1 - 2 * (at % 2)} for at in range(20)]
     task = Task.from_dataset(SEQUENCE, {"train": rows, "test": [row for row in rows if row["label"] == -1]})
     assert (task.labels, len(task.split("test"))) == (("-1", "1"), 10)
+
+
+@pytest.mark.parametrize("labels", [5, None])
+def test_options_of_recorded_states_have_the_right_types(labels: Any):
+    with pytest.raises(ConfigError, match=f"task: {'labels' if labels else 'the states of train'} are"):
+        Task.from_states("sequence_classification", train=5, labels=labels)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("cells", "rows"), [([1, 1.5, "cat"], (3, 2)), ([1, "cat", [2]], (3, 1)), (["cat", 1, 1.5], (3, 1))]
+)
+def test_labels_of_two_forms_are_both_quoted(cells: list[Any], rows: tuple[int, int]):
+    table = [{"sentence": "a", "label": cell} for cell in cells]
+    with pytest.raises(DataError, match="all labels must have one form") as info:
+        Task.from_dataset("sequence_classification", {"train": table})
+    later, earlier = (cells[row - 1] for row in rows)
+    assert f"row {rows[0]} has {later!r}" in str(info.value)
+    assert f"row {rows[1]} has {earlier!r}" in str(info.value)
+
+
+def test_a_file_of_a_wrong_form_is_named_by_its_row(tmp_path: Path):
+    file = jsonl(tmp_path / "train.jsonl", [{"image": "a.png", "label": "a"}, {"image": 7, "label": "b"}])
+    with pytest.raises(DataError, match=r"train\.jsonl cannot be read \(row 2 is int;"):
+        Task.from_files("image_classification", train=file)
+    with pytest.raises(DataError, match=r"task/train cannot be read \(row 1 is int;"):
+        Task.from_dataset("image_classification", {"train": [{"image": 7, "label": "b"}]})
