@@ -31,6 +31,7 @@ from lamina.store.models import writing_class
 from lamina.tasks.label_cells import look
 from lamina.tasks.metrics import score_ranking
 from lamina.tasks.task import Task
+from lamina.tasks.words import word_spans
 from lamina.train.bank_runner import BankRunner
 from lamina.train.fit import fit
 from lamina.train.options import PassOptions
@@ -293,7 +294,8 @@ def score_replies(
     op = "score_replies"
     options = PassOptions.checked(op, batch_size=batch_size, max_length=max_length, progress=progress)
     # a task needs labels, which are not used here
-    rows = [LabelledReply(prompt, reply, True, [(0, len(reply))] if reply else []) for prompt, reply in replies]
+    spans = [[(words[0][0], words[-1][1])] if (words := word_spans(reply)) else [] for _, reply in replies]
+    rows = [LabelledReply(*pair, True, own) for pair, own in zip(replies, spans, strict=True)]
     name = bank[monitor.reader].config.head.labels[-1].removeprefix("I-")
     (task,) = _tasks({"replies": rows}, name).values()
     live = is_causal(bank.model, bank.stacks[bank[monitor.reader].stack])

@@ -146,7 +146,7 @@ def train(  # noqa: PLR0913
         if folder is not None and rank() == 0:
             _write(target, runner.processor, folder, result, tables.files(result) if tables else {})
         barrier()
-    _warn_of_few_rows(op, scored, options)
+    _warn_of_few_rows(op, scored, options, {specs[name].task for name, count in plan.epochs.items() if count > 1})
     return result
 
 
@@ -201,15 +201,16 @@ def _training_groups(
     return groups
 
 
-def _warn_of_few_rows(op: str, scored: Mapping[str, Task], options: FitOptions) -> None:
+def _warn_of_few_rows(op: str, scored: Mapping[str, Task], options: FitOptions, several: set[str]) -> None:
     """Log a warning for each task whose best epoch is chosen by fewer than 8 labelled validation rows.
 
     With few rows, many epochs have the same score, and the first of these counts as the best. Only rank 0 warns, and
-    only if the best of several epochs is kept. Tasks whose metric is perplexity are left out. `op` begins the message.
+    only if the best epoch is kept. Tasks that are not in `several` (with several epochs), and those whose metric is
+    perplexity, are left out. `op` begins the message.
     """
-    for name, task in scored.items() if options.keep == "best" and options.epochs != 1 and not rank() else ():
+    for name, task in scored.items() if options.keep == "best" and not rank() else ():
         rows = len(task.split("validation")) - task.split("validation").unlabelled
-        if rows < _FEW_ROWS and task.metric not in LOWER:
+        if name in several and rows < _FEW_ROWS and task.metric not in LOWER:
             problem = f"'{name}' has {rows} validation rows, which can hardly tell which epoch is best"
             logger.warning('%s: %s. Use more, or keep="last".', op, problem)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from pathlib import Path
@@ -159,7 +160,7 @@ def test_a_model_that_reads_in_both_directions_judges_finished_replies_and_is_no
         score_replies(bank, "monitor", [("a", "b")])
 
 
-def test_a_finished_reply_has_the_score_that_it_had_when_it_was_written():
+def test_a_finished_reply_has_the_score_that_it_had_when_it_was_written(caplog: pytest.LogCaptureFixture):
     tokenizer = starting_tokenizer()
     bank = ReaderBank(causal_model(), tokenizer)
     bank.add("tags", Reader(AdaLayers(dim=8), TokenClassification(("O", "B-bad", "I-bad"), encoder_layers=0)))
@@ -167,9 +168,10 @@ def test_a_finished_reply_has_the_score_that_it_had_when_it_was_written():
     ids = [*tokenizer("the film").input_ids, *tokenizer("is not good", add_special_tokens=False).input_ids]
     batch = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
     written = bank.eval().monitor_scores(watched, batch)[0, -3:]
-    assert score_replies(bank, watched, [("the film", "is not good")]) == pytest.approx(
-        [float(written.max())], abs=1e-5
-    )
+    scores = score_replies(bank, watched, [("the film", "is not good"), ("the film", " \n"), ("the film", " is ")])
+    assert scores[:2] == pytest.approx([float(written.max()), -math.inf], abs=1e-5)
+    assert math.isfinite(scores[2])
+    assert not caplog.messages  # such as that a span does not end with a word
 
 
 def test_no_prompt_is_in_two_parts(tmp_path: Path):

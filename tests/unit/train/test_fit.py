@@ -56,7 +56,14 @@ def bank_for(**tasks: Task) -> ReaderBank:
 
 @pytest.mark.parametrize(
     ("rows", "options", "told"),
-    [(6, {}, True), (6, {"keep": "last"}, False), (6, {"epochs": 1}, False), (8, {}, False)],
+    [
+        (6, {}, True),
+        (6, {"keep": "last"}, False),
+        (6, {"epochs": 1}, False),
+        (6, {"epochs": {"a": 1}}, False),
+        (6, {"epochs": 1, "max_steps": 9}, True),
+        (8, {}, False),
+    ],
 )
 def test_few_validation_rows_are_told_of(
     rows: int, options: dict[str, Any], told: bool, caplog: pytest.LogCaptureFixture
