@@ -14,7 +14,7 @@ from lamina.errors import ConfigError, StoreError, UnsupportedModelError, first_
 from lamina.prediction.backends import engine_in_use
 from lamina.prediction.evaluate import evaluate
 from lamina.store.files import staged, write_json
-from lamina.store.onnx import GRAPH, MARK, WEIGHTS, Int8Score, OnnxFacts, export_onnx, hash_of_graph
+from lamina.store.onnx import GRAPH, MARK, WEIGHTS, Int8Score, OnnxFacts, export_onnx, exported_files, hash_of_graph
 from lamina.store.onnx_engine import OnnxEngine
 from lamina.tasks.metrics import LOWER
 
@@ -84,7 +84,7 @@ def export_int8(
                 raise StoreError(f"{_OP}: {lost}; at most {max_loss} may be lost. Nothing was written.")
         others = [name for name in facts.files if name not in (GRAPH, WEIGHTS, MARK)]
         facts = facts.model_copy(update={"int8": scores, "files": sorted([GRAPH, *others])})
-        with staged(folder, [MARK, GRAPH, WEIGHTS]) as target:
+        with staged(folder, [MARK, GRAPH, WEIGHTS], exported_files(folder)) as target:
             for name, source in {GRAPH: stage, **dict.fromkeys(others, plain)}.items():
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 (target / name).write_bytes((source / name).read_bytes())

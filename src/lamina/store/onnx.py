@@ -167,7 +167,7 @@ def export_onnx(
     readers = [readers] if isinstance(readers, str) else readers
     plan = ExportPlan(_copied(bank_or_model, processor), readers, main=main or not is_bank)
     folder, processor = Path(folder), plan.bank.processor
-    with staged(folder, [MARK, GRAPH, WEIGHTS], _listed(folder)) as stage:
+    with staged(folder, [MARK, GRAPH, WEIGHTS], exported_files(folder)) as stage:
         difference = _checked_graph(plan, stage / GRAPH, progress=progress)
         if processor is not None:
             processor.save_pretrained(stage)
@@ -231,7 +231,7 @@ def hash_of_graph(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _listed(folder: Path) -> list[str]:
+def exported_files(folder: Path) -> list[str]:
     """Return the files that an earlier export wrote to a folder; [] if there is no readable `onnx.json`."""
     try:
         return OnnxFacts.read(folder / MARK).files

@@ -80,6 +80,13 @@ def test_too_large_a_loss_is_refused(folder: Path, facts: OnnxFacts, monkeypatch
     with pytest.raises(StoreError, match=r"'mood' has a .* in int8 and .*; at most -1 may be lost"):
         export_int8(bank, folder / "out", folder / "rows.jsonl", max_loss=-1)
     assert not (folder / "out").exists()
+    earlier = copied(bank, folder / "old")
+    written = earlier.model_copy(update={"files": [*earlier.files, "vocab.txt"]}).model_dump_json()
+    (folder / "old" / MARK).write_text(written, encoding="utf-8")
+    (folder / "old" / "vocab.txt").touch()
+    (folder / "old" / "notes.txt").touch()
+    found = export_int8(bank, folder / "old", folder / "rows.jsonl", max_loss=1.0)
+    assert {path.name for path in (folder / "old").iterdir()} == {*found.files, MARK, "notes.txt"}
 
 
 def test_a_reader_without_rows_is_refused(folder: Path):
