@@ -106,7 +106,7 @@ def calibrate(  # noqa: PLR0913
         ConfigError: If an option is out of range, or is set although a given `threshold` makes it useless; if there are
             no positive texts, no negative ones, or too few of these for the rate; if the task or monitor does not fit
             the bank's readers; if the model reads in both directions, or the monitor reads a decoder beside an encoder;
-            if there is no tokenizer; or if the frozen model has changed since the bank was made.
+            if there is no tokenizer; or if the tokenizer or the frozen model has changed since the bank was made.
         UnknownNameError: If a reader, label, split, `precision` or the unit `per` does not exist.
         BaseMismatchError: If `processor` makes different inputs than the bank's own.
         NotFiniteError: If a score is NaN.

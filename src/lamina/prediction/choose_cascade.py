@@ -118,7 +118,7 @@ def choose_cascade(  # noqa: PLR0913
     Raises:
         ConfigError: If a number is out of range, the first reader is not smaller than the second, a monitor does not
             fit its reader, the model reads in both directions, there is no tokenizer, there are too few texts, no
-            cascade has the recall, or the frozen model has changed since the bank was made.
+            cascade has the recall, or the tokenizer or the frozen model has changed since the bank was made.
         UnknownNameError: If a reader, label or split of the task does not exist.
         NotFiniteError: If a score is NaN.
         MissingExtraError: If scipy is not installed.

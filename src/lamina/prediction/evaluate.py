@@ -134,8 +134,8 @@ def evaluate(  # noqa: PLR0913
         UnknownNameError: If a reader, the split, a class in `positive`, `precision`, the backend or an option does not
             exist.
         ConfigError: If there is no task or no processor, a task does not fit its reader or the model, an option is out
-            of range or does not fit the tasks or another option, or `errors` is set for a kind of task whose
-            predictions are not right or wrong.
+            of range or does not fit the tasks or another option, `errors` is set for a kind of task whose predictions
+            are not right or wrong, or the frozen model or the processor of a bank has changed.
         DataError: If a file cannot be read, or a column is missing.
         BaseMismatchError: If `processor` makes different inputs than the bank's own.
         NotFiniteError: If the outputs for a row, or a score, are NaN or infinite.

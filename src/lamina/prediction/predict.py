@@ -109,7 +109,7 @@ def predict(  # noqa: PLR0913
     Raises:
         ConfigError: If there is no processor or reader; if an option does not fit the bank or model; if `examples` is
             one text or path, a mapping, a set or a table; if a reader cannot read an example, or there is no mask token
-            to fill in; if the frozen model of a bank has changed.
+            to fill in; if the frozen model or the processor of a bank has changed.
         DataError: If an image or audio file cannot be read.
         UnknownNameError: If a reader, the kind or the backend does not exist.
         ModelNotFoundError: If a model, or the base model of a bank, cannot be found.
@@ -224,8 +224,9 @@ class Predictor:
 
     Raises:
         UnknownNameError: If a reader, the kind or the backend does not exist.
-        ConfigError: If there is no reader or processor, or the model has no head for any kind; or if `kind` is set for
-            a bank, `readers` for a whole model, or an option that has no effect on the kinds of tasks.
+        ConfigError: If there is no reader or processor, the model has no head for any kind, or the processor of a bank
+            has changed; or if `kind` is set for a bank, `readers` for a whole model, or an option that has no effect on
+            the kinds of tasks.
         BaseMismatchError: If `processor` makes different inputs than the bank's own.
     """
 

@@ -113,7 +113,7 @@ def save_bank(
 
     `title` is the title of the model card; None: the name of the folder. `files` are more files to write in the same
     step: name -> function that is called with the path to write. The other arguments and the errors are those of
-    `ReaderBank.save_pretrained`.
+    `ReaderBank.save_pretrained`. Afterwards, later changes are found by comparison with what was saved.
     """
     folder = Path(check_type("save", "folder", folder, "str | Path"))
     for name in bank:

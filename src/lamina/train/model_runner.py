@@ -80,7 +80,7 @@ class ModelRunner(Runner):
         self.generation = GenerationOptions(**options.model_dump(include=names))
 
     def info(self, name: str) -> dict[str, JSON]:  # noqa: ARG002
-        """Return the dict of facts that is saved in the model's config; a new {} if there are none."""
+        """Return the dict of facts that is saved in the model's config; a new {}, which is not saved, without any."""
         return vars(self.model.config).get(LEARNT) or {}
 
     def set_learnt(self, name: str, facts: Mapping[str, JSON]) -> None:  # noqa: ARG002
