@@ -41,7 +41,7 @@ _opening = Lock()  # an export is opened, or written, by one thread at a time
 
 @dataclass(frozen=True)
 class ChosenEngine:
-    """An ONNX Runtime session that `engine_of` chose for a job; `BankRunner.engine` calls its `run` for each batch.
+    """An ONNX Runtime session that `engine_of` chose for a job.
 
     Attributes:
         engine: The ONNX Runtime session.

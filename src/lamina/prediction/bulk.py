@@ -460,7 +460,7 @@ class Answered:
 
 @final
 class Answering:
-    """Predicts the rows of a `Chunk` when called. An object and no function, so that it can be sent to a Ray worker."""
+    """Predicts the rows of a `Chunk` when called. Objects of this class can be sent to Ray workers."""
 
     def __init__(self, predictor: Predictor, source: Path, *, skip_bad: bool, by_tokens: bool) -> None:
         self._predictor, self._source, self._skip_bad = predictor, str(source), skip_bad
@@ -468,7 +468,7 @@ class Answering:
         self._by_tokens = by_tokens  # whether passes are limited by tokens; else by rows only
 
     def begin(self) -> None:
-        """Move the model to this process's GPU, if there is one. Ray workers call this before their first chunk."""
+        """Move the model to this process's GPU, if there is one."""
         if torch.cuda.is_available():
             self._predictor.to("cuda")
 

@@ -300,7 +300,7 @@ def _base_facts(bank: ReaderBank, *, present: bool) -> BaseFacts:
 
 
 def bank_of_states(folder: str | PathLike[str]) -> ReaderBank:
-    """Return a bank without a model for recorded states. `ReaderBank.from_states` calls and documents it."""
+    """Return a bank without a model for recorded states; see `ReaderBank.from_states`."""
     return ReaderBank(RecordedModel(StatesManifest.of_folder(folder).facts))
 
 
@@ -339,7 +339,7 @@ def load_bank(
     readers: Collection[str] | str | None = None,
     writes: bool = False,
 ) -> ReaderBank:
-    """Load a saved bank; `ReaderBank.from_pretrained` calls this function and documents its arguments and errors.
+    """Load a saved bank; the arguments and errors are those of `ReaderBank.from_pretrained`.
 
     With `writes`, the base model is loaded with its language model head, if it was saved with one. This is always done
     if a loaded reader has monitors, because they score text that the model generates.

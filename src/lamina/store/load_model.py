@@ -120,7 +120,7 @@ def _load(
     *,
     new_weights: bool,
 ) -> tuple[PreTrainedModel, Any]:
-    """Load a model and its processor from a folder or a hub id; `load` calls it.
+    """Load a model and its processor from a folder or a hub id.
 
     `kind` is the class of transformers that loads the model. All else is as in `load`.
     """

@@ -207,7 +207,7 @@ _KEEP = 2  # number of newest checkpoints that stay on disk: if the last is dama
 
 
 class RunProgress(TypedDict):
-    """The JSON part of a checkpoint, beside its tensors. `Engine.save` writes it, and `Engine.run` resumes from it.
+    """The JSON part of a checkpoint, beside its tensors.
 
     Attributes:
         position: Three numbers: the epoch (from 0), the steps done in this epoch, and the steps done in all.
