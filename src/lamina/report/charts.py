@@ -57,7 +57,7 @@ class Drawing:
         remark: What a point averages (seeds, rows) and which interval it has; shown below the chart.
         log_x: Whether the x axis is logarithmic.
         apart: Whether each panel has its own value scale, as panels of different metrics need.
-        from_zero: Whether the colours of a heat map begin at 0, as those of shares do.
+        from_zero: Whether the colours of a heat map begin at 0.
     """
 
     kind: Literal["line", "heat", "bar", "scatter"]
@@ -326,7 +326,7 @@ def _line_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domai
     """Return a line chart: lines with points, intervals as bands, and dashed lines for values that hold for every x.
 
     If x is a name, no line connects the points, intervals are vertical rules, and the points of several series stand
-    side by side. `base` is an empty chart, and `domain` that of `spec_of`.
+    side by side. `base` is an empty chart; for `domain` see `spec_of`.
     """
     selectable, opacity = _highlight(altair, drawing)
     scale = _value_scale(altair, drawing, domain)
@@ -366,7 +366,7 @@ def _with_line_labels(drawing: Drawing, domain: Domain | None) -> list[Mark]:
 
     "label_y" is the height at which the line's name is written, in units of the value axis. The names are in the order
     of the lines' ends, and moved apart so that they do not overlap. Beside a legend, only the `MOST_LABELS` lines with
-    the highest ends are named. `domain` is that of `spec_of`.
+    the highest ends are named. For `domain` see `spec_of`.
     """
     rows = [dict(row) for row in drawing.rows]
     panels: dict[str, dict[str, Mark]] = {}  # name of a panel -> name of a line -> its last point
@@ -405,7 +405,7 @@ def _spaced(values: Sequence[float], gap: float, low: float, high: float) -> lis
 def _bar_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain | None) -> Chart:
     """Return a bar chart: vertical bars if x is a number such as a layer, horizontal bars if x is a name.
 
-    `base` is an empty chart, and `domain` that of `spec_of`.
+    `base` is an empty chart; for `domain` see `spec_of`.
     """
     selectable, opacity = _highlight(altair, drawing)
     scale = _value_scale(altair, drawing, domain, zero=True)
@@ -434,7 +434,7 @@ def _bar_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain
 def _scatter_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain | None) -> Chart:
     """Return a scatter plot with one point per row.
 
-    `base` is an empty chart, and `domain` that of `spec_of`.
+    `base` is an empty chart; for `domain` see `spec_of`.
     """
     selectable, opacity = _highlight(altair, drawing)
     y = altair.Y("value:Q", title=drawing.titles.get("value"), scale=_value_scale(altair, drawing, domain))
@@ -464,7 +464,7 @@ def _heat_map(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain 
     """Return a heat map: a rectangle per row, coloured by its value, with its label or (if there is room) number.
 
     If "y" is a number such as a layer, it increases upwards, as layers do in a model. Names go from top to bottom.
-    `base` is an empty chart, and `domain` that of `spec_of`.
+    `base` is an empty chart; for `domain` see `spec_of`.
     """
     rows, titles = drawing.rows, drawing.titles
     values = [row["value"] for row in rows] or [0.0]

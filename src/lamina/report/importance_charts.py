@@ -168,9 +168,9 @@ def importance_over_training(
     The x axis shows steps if importances were recorded between epochs, otherwise epochs.
 
     Args:
-        rows: Rows of `FitResult.importances`, with "reader", "epoch" (None between epochs), "step", "layer" and
-            "importance". Rows that differ only in "importance" come from several runs: they are averaged, and from
-            three runs on a band shows the 95 % t interval.
+        rows: Rows of `FitResult.importances`, with "reader", "epoch" (None between epochs), "layer", "importance" and,
+            between epochs, "step". Rows that differ only in "importance" come from several runs. They are averaged;
+            from three runs on a band shows the 95 % t interval.
         path: File to write; ends in `.png`, `.svg` or `.html`.
         title: Title of the chart.
 

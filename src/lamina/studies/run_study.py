@@ -116,7 +116,7 @@ def run_study(
 
 
 def _inputs(name: str, recipe: StudyRecipe, data: str | Path | None) -> dict[str, object]:
-    """Return the arguments of a study's function that come from the whole recipe, as far as the function has them.
+    """Return the arguments of a study's function that the recipe sets for all studies.
 
     These are "model" or "base", "processor", "tasks" and "texts". A `model` parameter that accepts names gets the
     model's name, because the study's cells load it; otherwise the model is loaded here. Raises ConfigError if the
@@ -156,9 +156,9 @@ def load_tasks(recipe: StudyRecipe, data: str | Path | None) -> dict[str, Task]:
 def load_texts(recipe: StudyRecipe, tasks: Mapping[str, Task], data: str | Path | None) -> list[Text]:
     """Return the texts, or pairs of texts, that a recipe names, at most its `limit`; [] if it names none.
 
-    The texts are a list, a split of one of the recipe's `tasks` (from `load_tasks`), or a column of a file, whose path
-    is relative to the folder `data` (None: the current folder). Raises DataError if the file cannot be read or lacks
-    the column, and UnknownNameError if the task has no such split.
+    The texts are a list, a split of one of the recipe's `tasks` (from `load_tasks`), or a column of a file. The file's
+    path is relative to the folder `data`; None: to the current folder. Raises DataError if the file cannot be read or
+    lacks the column, and UnknownNameError if the task has no such split.
     """
     texts = recipe.texts
     if texts is None or texts.lines is not None:
@@ -260,7 +260,7 @@ class StudyTask(TaskRecipe):
 
     @model_validator(mode="after")
     def _no_readers(self) -> StudyTask:
-        """Raise ValidationError if the task has a key for training only ("readers", "epochs" or "learning_rate")."""
+        """Raise ValidationError if the task has a key for training only."""
         if names := sorted(self.model_fields_set & {"readers", "epochs", "learning_rate"}):
             with error_at(names[0]):
                 raise ConfigError(

@@ -96,9 +96,8 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
     """Compare readers with rival methods on public binary probing sets, and say what holds over all sets.
 
     The work is divided into cells, which run and are saved one by one: one per set, or in the settings "scarce" and
-    "imbalance" one per set and point. The model reads every text of a set once, for all its points. The readers are
-    trained, and the other methods fitted, on the states of that pass. A set that is missing, damaged or too small is
-    listed among the failures; the others run.
+    "imbalance" one per set and point. The model reads every text of a set once, for all its points. A set that is
+    missing, damaged or too small is listed among the failures; the others run.
 
     Methods without seeds follow sae-probes 0.4.2, with its grids and folds. "embedding", "pca", "knn" and "xgboost"
     read the mean of the last layer's states over the tokens. "best_layer" reads the layer that is best on held-out
@@ -375,7 +374,10 @@ def _paired(first: NDArray[np.floating], second: NDArray[np.floating]) -> tuple[
 
 
 def mean_ranks(scores: Scores) -> dict[str, float]:
-    """Return method -> mean rank over the sets, where 1 is the best. Equal scores share the mean of their ranks."""
+    """Return method -> mean over the sets of the rank of its mean score over seeds; 1 is the highest score.
+
+    Equal scores share the mean of their ranks.
+    """
     from scipy.stats import rankdata
 
     table = np.stack([matrix.mean(0) for matrix in scores.values()])

@@ -125,9 +125,9 @@ def cell_portion(folder: Path, name: str, point: float | None, settings: CellSet
 class SetStates:
     """The hidden states of one data set's texts, so that the model reads them once for all points of the set.
 
-    A point is a number of training rows, or a share of the positive class. The states of the next set replace those of
-    the one before. They lie in a temporary folder, which is removed at the end of the `with` block. `seconds` is the
-    time that the model took to read the present set.
+    A point is a number of training rows, or a share of the positive class. The states of one set are held at a time,
+    in a temporary folder, which is removed at the end of the `with` block. `seconds` is the time that the model took to
+    read that set.
 
     Args:
         texts_of: Called with a set's name; returns the texts of the set that any point trains on or scores.
@@ -152,7 +152,7 @@ class SetStates:
             self._folder.cleanup()
 
     def of(self, name: str, texts: Sequence[str], read: Callable[[Sequence[str], str], CachedStates]) -> CachedStates:
-        """Return the hidden states of some texts of a set, in the order of `texts`; drop those of any other set.
+        """Return the hidden states of some texts of a set, in the order of `texts`; drop the states of any other set.
 
         Args:
             name: Name of the data set.
@@ -280,11 +280,7 @@ class States:
         return open_runner(bank, dict.fromkeys(bank, self._task), _OP, None, self._options)
 
     def _read_texts(self, bank: ReaderBank, texts: Sequence[str], folder: str) -> CachedStates:
-        """Return the states of all layers for some texts.
-
-        The model computes states that `folder` does not hold yet, and stores them there. `bank` has one reader, "all",
-        which needs all layers. Raises CacheError if the disk has no room for them.
-        """
+        """Return the states of all layers for some texts; `bank`, `folder` and errors are as in `_read`."""
         task = replace(self._task, splits={"train": Split.of(list(texts), [0] * len(texts))})
         (group,) = groups_of(self._runner(bank), {"all": task}, "train", self._options)
         return self._read(bank, group, folder)

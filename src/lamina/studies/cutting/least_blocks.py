@@ -322,8 +322,8 @@ def _by_influence(subject: _Subject, count: int) -> _Choice:
 def _by_loss(subject: _Subject, count: int) -> _Choice:
     """Choose `count` blocks one by one: in each round, the block whose removal lowers the score least.
 
-    The score is that of the model's own head on a tenth of the training rows. Among equals, the highest block is
-    chosen. The returned costs (block -> fall of the score) are those of the first round.
+    The model's own head is scored on a tenth of the training rows. Among equals, the highest block is chosen. The
+    returned costs (block -> fall of the score) are from the first round.
     """
     held_out = _held_out(subject.task)
     costs: dict[int, float] = {}
@@ -349,7 +349,7 @@ def _by_readers(subject: _Subject, count: int) -> _Choice:
 
 
 def _falls(subject: _Subject, score: Callable[[], float], without: Sequence[int], desc: str) -> dict[int, float]:
-    """Return block number (from 1) -> how far `score()` falls below that of the whole model if the block is skipped.
+    """Return block number (from 1) -> how far `score()` falls below the whole model's score if the block is skipped.
 
     Blocks in `without` are skipped with each block, and are not in the result. For metrics where lower is better, it is
     how far the score rises. `desc` is the text of the progress bar. Raises UnsupportedModelError if a block cannot be
@@ -372,7 +372,7 @@ _CHOICES = {"influence": _by_influence, "loss": _by_loss, "readers": _by_readers
 
 
 class DropLeast(Strict):
-    """Arguments of the edit `drop_least` of a plan: those of `drop_least_`, with the plan's task."""
+    """Arguments of the edit `drop_least` of a plan; `drop_least_` explains them."""
 
     count: PositiveInt
     by: By = "influence"

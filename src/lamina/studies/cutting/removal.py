@@ -104,9 +104,9 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     - Tasks: for each task and seed, a linear reader of the last layer is trained once, on the whole frozen model.
     - "perplexity" on `texts`, if the model has an output over a vocabulary (for a masked language model, the perplexity
       of masked tokens).
-    - "same_tokens", if the model is causal and generates text: prompts are continued by greedy decoding. The score is
-      the share of the whole model's continuation, from 0 to 1, that comes before the first difference between the two
-      continuations, as the mean over prompts.
+    - "same_tokens", if the model is causal and generates text: prompts are continued by greedy decoding, with and
+      without the range. The score is the share (0 to 1) of the whole model's continuation before the first difference,
+      as the mean over prompts.
 
     Rows of measure "drop" say how far a score fell (for perplexity: how far its logarithm rose). Each drop has a row
     per proxy; the column "predicted" has the proxy's prediction. "rank_correlation" is Spearman's correlation between
@@ -418,7 +418,7 @@ def with_predictions(table: DataFrame) -> tuple[DataFrame, list[str]]:
 
 
 def _drops(rows: DataFrame) -> list[_Drop]:
-    """Return how far a task's score falls below that of the whole model, for each seed and range of blocks.
+    """Return how far a task's score falls below the whole model's, for each seed and range of blocks.
 
     For measures where lower is better, such as perplexity, the drop is the rise of the logarithm. `rows` are the task's
     table rows.

@@ -256,7 +256,7 @@ def _fit_and_predict(
 def text_features(name: str, train: TextColumns, test: TextColumns, *, tags: bool) -> tuple[Features, Features]:
     """Return the features of a baseline, `[rows, features]`, for the rows in `train` and for those in `test`.
 
-    `name` is that of the baseline, any but "majority". The features of all columns stand side by side. Vectorizers are
+    `name` is a baseline's, any but "majority". The features of all columns stand side by side. Vectorizers are
     fitted on the training rows only; if no training text has a word, there is one column of zeros. With `tags`, each
     row is a word: "bag_of_words" does not split it, and "tfidf" reads its letters.
     """

@@ -94,6 +94,7 @@ def errors(  # noqa: PLR0913 the options of a public entry point
         UnknownNameError: If a probe, split or stack does not exist, or a task's metric cannot be computed from sums
             over rows.
         LayerIndexError: If a layer does not exist.
+        StoreError: If the saved processor is damaged.
         UnsupportedModelError: If the model's layers cannot be found.
 
     Source:

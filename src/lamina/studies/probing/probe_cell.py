@@ -197,7 +197,7 @@ class _ProbeStream(Stream):
 
 @final
 class ProbeLayerFusion(Fusion, config=ProbeLayer):
-    """The module of the fusion `ProbeLayer`; its only parameters are those of `inner`, the MLP's first linear map."""
+    """The module of the fusion `ProbeLayer`. Its only parameters are in `inner`, the first linear map of an MLP."""
 
     stream_of: ClassVar = _ProbeStream
     inner: nn.Linear

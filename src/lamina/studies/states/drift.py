@@ -177,7 +177,7 @@ class _BlockWeights:
         layers: Numbers of the chosen blocks.
         maps: Layer -> role -> name of a weight -> the weight.
         roles: Names of the chosen roles.
-        largest: Greatest length of the shorter side of any matrix.
+        largest: Length of a matrix's shorter side, the greatest over all matrices.
 
     Raises:
         LaminaError: If a layer, role or stack does not exist, or the model cannot be compared; see `drift`.

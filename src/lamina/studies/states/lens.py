@@ -256,6 +256,7 @@ def lens(  # noqa: PLR0913 the options of a public entry point
             block.
         DataError: If no text has a token to predict.
         LayerIndexError: If a layer does not exist.
+        StoreError: If the saved tokenizer is damaged.
 
     Source:
         nostalgebraist 2020, "interpreting GPT: the logit lens". Masked language models were added here.
@@ -422,6 +423,7 @@ def lens_tokens(
         UnsupportedModelError: If the model has two stacks, has no module per block, or mixes tokens after its last
             block.
         LayerIndexError: If a layer does not exist.
+        StoreError: If the saved tokenizer is damaged.
 
     Source:
         nostalgebraist 2020, "interpreting GPT: the logit lens".

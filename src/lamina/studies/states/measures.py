@@ -54,7 +54,7 @@ class LayerMeasure(ABC):
     ) -> Float[Tensor, "names count"]:
         """Return a layer's values in a batch, `[measures, tokens or texts]`, over which the means are taken.
 
-        The parameters are those of `on_state`, with `state` in float32.
+        Parameters as in `on_state`, with `state` in float32.
         """
 
     def scores(self) -> Scores:
@@ -140,8 +140,7 @@ class Curvature(LayerMeasure):
     def values(self, index: int, state: Tensor, real: Tensor) -> Tensor:
         """Return the mean angle of every text in radians, `[1, texts]`.
 
-        Texts without three consecutive tokens whose states differ are left out, and so is padding, where `real` is
-        False. `index` is unused.
+        Texts without an angle are left out, and so is padding, where `real` is False. `index` is unused.
         """
         del index
         steps = F.normalize(state.diff(dim=1), dim=-1)

@@ -79,7 +79,7 @@ def variability(  # noqa: PLR0913 the options of a public entry point
         DataError: If the rows have fewer than two classes.
         ConfigError: If there is no task, a task does not have one class per row, `probed` is a study of another kind,
             an option is not valid, or there is no processor that fits a task.
-        StoreError: If `probed` is a folder without a study, or the study in it is damaged.
+        StoreError: If `probed` is a folder without a study, or that study or the saved processor is damaged.
         UnknownNameError: If a task does not have the split, the model does not have the stack, or `probed` does not
             have a task.
         LayerIndexError: If a layer does not exist.
