@@ -81,12 +81,13 @@ def write_page(
         The path of the page, the files beside it, the names of the runs and the number of charts.
 
     Raises:
-        ConfigError: If the path ends in neither `.html` nor `.htm`, no folder is given, or a folder is given twice.
+        ConfigError: If the path ends in neither `.html` nor `.htm`, no folder is given, a folder is given twice, or a
+            heat map of a study has no `y`.
         StoreError: If a folder holds neither a study nor a finished run, if its files are damaged or come from another
             version, or if the page or its folder of files cannot be written.
         DataError: If a study's table is empty, or no run has anything that can be drawn.
         MissingExtraError: If the packages of `lamina[report]` are not installed.
-        UnknownNameError: If a figure of a study names a column that its table does not have.
+        UnknownNameError: If a figure of a study has an unknown kind, or its table lacks a column that the figure names.
     """
     runs = [runs] if isinstance(runs, str | Path) else runs
     path, folders = Path(path), [Path(run) for run in runs]

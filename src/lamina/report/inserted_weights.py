@@ -17,6 +17,7 @@ from lamina.layers import stacks
 from lamina.layers.stack import by_path
 from lamina.report.chart_files import checked_path, save_chart
 from lamina.report.charts import chart_package, in_order
+from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -188,8 +189,8 @@ def weight_maps(
 
     The chart has one row of three heat maps per model: the weight before training, after training, and the change. The
     first two share a colour scale in each row; all changes share another. Raises ConfigError if the path has another
-    suffix, or a weight has no such head; DataError if there are no weights; MissingExtraError if the packages of
-    `lamina[report]` are not installed; StoreError if the file cannot be written.
+    suffix, a weight has no such head, or `most` is below 1; DataError if there are no weights; MissingExtraError if the
+    packages of `lamina[report]` are not installed; StoreError if the file cannot be written.
 
     Args:
         weights: Name of the row -> the weight of one inserted layer, from `inserted_weights`.
@@ -200,6 +201,7 @@ def weight_maps(
     Source:
         "How to insert additional layers between the middle layers of the pre-trained model", Figure 5.
     """
+    check_range("weight figure", "most", most, 1)
     entries = [entry for name, weight in weights.items() for entry in _entries(name, weight, head, most)]
     path = checked_path("weight figure", path, entries, ("model", "state", "row", "column", "weight"))
     altair = chart_package("weight figure")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
 
 import numpy as np
 
-from lamina.errors import DataError
+from lamina.errors import ConfigError, DataError, check_known
 from lamina.report.charts import DOT, INTERVAL_SEEDS, LAYER, Drawing, Mark, count_range, drawn_ends
 from lamina.report.sections import Cell, DataTable, Example, Section, Spans
 from lamina.train.results import half_interval
@@ -48,8 +48,7 @@ class Span(TypedDict):
 def study_section(study: Study, label: str) -> Section:
     """Return the section of the page about a study; `label` is its name on the page.
 
-    Figures without a row that can be drawn are left out. Raises UnknownNameError if a figure names a column that the
-    table does not have, and DataError if a figure's values are not numbers.
+    Figures without a row that can be drawn are left out. Raises the errors of `drawing_of`.
     """
     drawings = {name: drawing for name in study.figures if (drawing := drawing_of(study, name)).rows}
     axes = {
@@ -188,10 +187,14 @@ def drawing_of(study: Study, name: str) -> Drawing:
     Rows that cannot be drawn are left out and counted in the remark below the chart. In a scatter plot each row is a
     point. In other charts, rows that differ only in their seed are averaged. Means of three seeds or more have an
     interval; if no mean has three, the chart shows the value of each seed (not in heat maps). In a line chart, a row
-    without x becomes a line across the chart. Raises KeyError if the study has no such figure, UnknownNameError if the
-    figure names a column that the table does not have, and DataError if its values are not numbers.
+    without x becomes a line across the chart. Raises KeyError if the study has no such figure, UnknownNameError if its
+    kind does not exist or the table lacks one of its columns, ConfigError if a heat map has no `y`, and DataError if
+    its values are not numbers.
     """
     figure, rows = study.figures[name], study.rows(name)
+    check_known(f"report: figure '{name}'", [figure.kind], ("line", "heat", "bar", "scatter"), "kind")
+    if figure.kind == "heat" and figure.y is None:
+        raise ConfigError(f"report: figure '{name}' is a heat map without y. Name the column of its vertical axis.")
     parts = {"x": figure.x, "y": figure.y, "colour": figure.colour, "facet": figure.facet}
     parts |= {"label": figure.label, "x_label": figure.x_label}
     columns = {part: column for part, column in parts.items() if column is not None}

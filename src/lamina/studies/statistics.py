@@ -129,6 +129,7 @@ def paired_bootstrap(
     op = "paired_bootstrap"
     check_range(op, "repeats", repeats, 100)
     check_range(op, "confidence", confidence, 0.5, 1, open_high=True)
+    check_range(op, "seed", seed, 0)
     left, right = np.asarray(first, float), np.asarray(second, float)
     if left.shape != right.shape or not left.size:
         raise ConfigError(f"{op}: the scores have the shapes {left.shape} and {right.shape}; both need the same rows.")

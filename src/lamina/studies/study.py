@@ -181,11 +181,14 @@ class Study:
     def summary(self) -> DataFrame:
         """Return a short table to print: the table arranged by `pivot` and averaged over seeds, or the table itself.
 
-        Rows without a value in a column of the pivot's `index` are left out.
+        Rows without a value in a column of the pivot's `index` are left out. Raises UnknownNameError if the table lacks
+        a column of the pivot.
         """
         if self.pivot is None:
             return self.table
         index, columns, value = list(self.pivot.index), list(self.pivot.columns), self.pivot.value
+        used = [*index, *columns, value, *self.pivot.where]
+        check_known(f"study {self.name}: summary", used, list(self.table.columns), "column")
         rows = rows_where(self.table, self.pivot.where).dropna(subset=index)
         wide = rows.pivot_table(value, index, columns, aggfunc="mean", sort=False)
         if len(columns) > 1:

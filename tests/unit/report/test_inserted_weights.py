@@ -220,5 +220,8 @@ def test_pictures_that_cannot_be(two: dict[str, list[Any]], tmp_path: Path):
         weight_maps({"unit": weight}, tmp_path / "a.png", head=9)
     with pytest.raises(ConfigError, match=r"the path ends in '\.jpg'"):
         weight_maps({"unit": weight}, tmp_path / "a.jpg")
+    for most in (0, -1):
+        with pytest.raises(ConfigError, match=f"weight figure: most is {most}; it must be at least 1"):
+            weight_maps({"unit": weight}, tmp_path / "a.png", most=most)
     with pytest.raises(DataError, match="weight figure: there are no rows to draw"):
         weight_maps({}, tmp_path / "a.png")

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 from tests.support.studied import probe
 
-from lamina.errors import DataError, UnknownNameError
+from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.report.study_section import drawing_of, plain, study_section, with_interval
 from lamina.studies.study import Figure, Study
 
@@ -124,6 +124,18 @@ def test_the_measure_names_the_value():
 def test_a_column_that_is_not_there():
     with pytest.raises(UnknownNameError, match="study made up: figure 'it': unknown column 'depth'; known: layer"):
         drawing_of(of(Figure("line", x="depth"), layer=[1], score=[1.0]), "it")
+
+
+@pytest.mark.parametrize(
+    ("figure", "error", "match"),
+    [
+        (Figure("pie", x="layer"), UnknownNameError, ": unknown kind 'pie'; known: line, heat"),  # pyright: ignore
+        (Figure("heat", x="layer"), ConfigError, " is a heat map without y"),
+    ],
+)
+def test_a_figure_that_cannot_be_drawn(figure: Figure, error: type[Exception], match: str):
+    with pytest.raises(error, match=f"report: figure 'it'{match}"):
+        drawing_of(of(figure, layer=[1], score=[1.0]), "it")
 
 
 def test_cells_are_plain():

@@ -106,6 +106,11 @@ def test_scores_by_length_and_without_words_are_of_all_rows(study):
     assert set(study.figures) == {"agreement", "by_length", "deleted"}
 
 
+def test_a_share_that_is_named_twice_is_measured_once(model, tokenizer, mood):
+    table = errors(model, mood, processor=tokenizer, layers=[1], deleted=[0.5, 0.0, 0.5], epochs=1).table
+    assert table.query("measure == 'deleted'")["deleted"].tolist() == [0, 0.5]
+
+
 def test_a_saved_study_loads_as_it_was(study, tmp_path):
     study.save(tmp_path)
     assert Study.load(tmp_path).table.equals(study.table)

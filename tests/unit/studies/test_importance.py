@@ -90,6 +90,9 @@ def test_shares_are_those_of_the_texts_whatever_was_read_before():
     other = importance(bank, TEXTS[1:]).table["score"].tolist()
     assert importance(bank, TEXTS[:1]).table["score"].tolist() == pytest.approx(alone)
     assert alone != pytest.approx(other)
+    pairs = importance(bank, [("the film", "is good"), ("anna", "went to paris")])
+    assert pairs.table["score"].sum() == pytest.approx(1)
+    assert pairs.table["score"].tolist() != pytest.approx(other)
 
 
 def test_a_bank_without_weights():

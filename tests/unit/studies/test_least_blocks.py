@@ -92,6 +92,14 @@ def test_what_cannot_be():
     assert edits(model) == []
 
 
+@pytest.mark.parametrize(("wrong", "match"), [({"heal_epochs": -1}, "epochs is -1"), ({"seed": -1}, "seed is -1")])
+def test_options_of_healing_are_checked_before_the_cut(wrong: dict[str, int], match: str):
+    model = tiny_model(kind=BertForSequenceClassification)
+    with pytest.raises(ConfigError, match=f"edit: {match}; it must be at least"):
+        drop_least_(model, mood(), 1, processor=tiny_tokenizer(), **{"heal_epochs": 1, **wrong})
+    assert edits(model) == []
+
+
 @pytest.mark.long
 def test_few_rows_are_said_and_give_no_interval(caplog: pytest.LogCaptureFixture):
     task = mood()

@@ -141,6 +141,12 @@ def test_a_model_without_an_output_head_has_no_perplexity():
     assert set(study.table["task"]) == {"mood"}
 
 
+def test_a_length_that_is_named_twice_counts_once():
+    study = removal(tiny_model(3), task(), processor=tiny_tokenizer(), runs=[2, 2], seeds=[0, 0], epochs=1)
+    assert study.table.query("measure == 'accuracy'")["layer"].tolist() == [0, 1, 2]
+    assert study.settings["runs"] == [2]
+
+
 def test_nothing_to_measure_is_refused():
     model, tokenizer = tiny_model(3), tiny_tokenizer()
     with pytest.raises(ConfigError, match="removal: there is no task and no text"):

@@ -174,6 +174,8 @@ def test_invalid_options_are_refused(model, tokenizer):
     with pytest.raises(ConfigError, match="texts and batches are not given; exactly one must be"):
         call(texts=None)
     with pytest.raises(ConfigError, match="texts and batches are both given"):
+        similarity(model, TEXTS, batches=[])
+    with pytest.raises(ConfigError, match="texts and batches are both given"):
         call(batches=[{}])
     with pytest.raises(ConfigError, match="similarity: texts is 'the film'; it must be a list or a set or None"):
         call(texts="the film")

@@ -76,6 +76,7 @@ def test_resampling_in_parts_changes_nothing(monkeypatch):
         (np.zeros(3), {}, "shapes"),
         (np.zeros(2), {"repeats": 5}, "repeats is 5"),
         (np.zeros(2), {"confidence": 1.0}, "confidence is 1.0"),
+        (np.zeros(2), {"seed": -1}, "seed is -1"),
     ],
 )
 def test_what_cannot_be_compared(second, options, match):

@@ -95,6 +95,15 @@ def test_the_columns_of_a_summary_can_come_from_two_columns():
     assert list(found.columns) == ["layer", "output mlp", "ffn mlp"]
 
 
+@pytest.mark.parametrize(
+    "pivot", [Pivot(("deep",), ("site",)), Pivot(("layer",), ("deep",)), Pivot(("layer",), ("site",), {"deep": 1})]
+)
+def test_a_summary_of_columns_that_are_not_there(pivot: Pivot):
+    table = pd.DataFrame([{"layer": 1, "site": "ffn", "score": 1.0}])
+    with pytest.raises(UnknownNameError, match="study x: summary: unknown column 'deep'; known: layer, site, score"):
+        Study("x", table, pivot=pivot).summary()
+
+
 def test_settings_are_json():
     with pytest.raises(ConfigError, match=r"study x: .*not JSON serializable; settings hold text, numbers"):
         Study("x", pd.DataFrame(), {"layers": {1}})

@@ -97,7 +97,7 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
 
     The work is divided into cells, which run and are saved one by one: one per set, or in the settings "scarce" and
     "imbalance" one per set and point. The model reads every text of a set once, for all its points. A set that is
-    missing, damaged or too small is listed among the failures; the others run.
+    missing, damaged or too small is listed among the failures.
 
     Methods without seeds follow sae-probes 0.4.2, with its grids and folds. "embedding", "pca", "knn" and "xgboost"
     read the mean of the last layer's states over the tokens. "best_layer" reads the layer that is best on held-out

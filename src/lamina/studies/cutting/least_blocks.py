@@ -169,6 +169,8 @@ def drop_least_(  # noqa: PLR0913 options of the command
             f"{_OP}: {what} needs a {type(model).__name__} with a trained head for '{task.name}', and it has none. Use "
             "--by influence or readers, or a model that was fine-tuned for the task."
         )
+    healing = {"epochs": heal_epochs, "seed": seed, "progress": progress, "keep": "last"}
+    options = FitOptions.checked(_OP, **healing) if heal_epochs else None
     _warn_of_few_rows(task, by)
     subject = _Subject(model, task, processor, edited, seed, own, progress)
     before = _scores(subject, "scoring the whole model")
@@ -181,8 +183,7 @@ def drop_least_(  # noqa: PLR0913 options of the command
         drop_(model, chosen, stack=edited.name)
         sizes.append(_sizes(model))
         after = cut = _scores(subject, "scoring the cut model")
-        if heal_epochs:
-            options = FitOptions.checked(_OP, epochs=heal_epochs, seed=seed, progress=progress, keep="last")
+        if options is not None:
             train(model, task.without_test(), options, op="healing", processor=processor)
             after = _scores(subject, "scoring the healed model")
     change: Summary = summarise([now - then for now, then in zip(after, before, strict=True)])

@@ -158,12 +158,13 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     if not named and not listed and not prompts:
         raise ConfigError(f"{_OP}: there is no task and no text; at least one is needed to measure what is lost.")
     check_given(_OP, runs=runs)
+    runs = list(dict.fromkeys(runs))
     if named:
         check_given(_OP, seeds=seeds)
     training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
     inputs = CellInputs(model, processor, stack, training)
     options: dict[str, JSON] = {"prompts": None if prompts is None else list(prompts), "new_tokens": new_tokens}
-    edited, settings = inputs.check(_OP, named, seeds, **options, texts=len(listed), runs=list(runs))
+    edited, settings = inputs.check(_OP, named, seeds, **options, texts=len(listed), runs=runs)
     for length in runs:
         check_range(_OP, "runs", length, 1, edited.depth - 1)
     block_ranges = [BlockRange(first, length) for length in runs for first in range(1, edited.depth - length + 2)]

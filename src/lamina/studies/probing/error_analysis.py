@@ -241,7 +241,7 @@ class _ErrorAnalysis:
         places of the spans. Returns [] if the task has no text or `shares` is empty.
         """
         rows: list[Row] = []
-        for share in (0.0, *shares) if self._reads_text and shares else ():
+        for share in dict.fromkeys((0.0, *shares)) if self._reads_text and shares else ():
             shortened = without_span(self._task, self._split, share, seed)
             layers = self._run(replace(self._task, splits={**self._task.splits, self._split: shortened}))
             for layer, results in layers.items():

@@ -177,7 +177,7 @@ class _BlockWeights:
         layers: Numbers of the chosen blocks.
         maps: Layer -> role -> name of a weight -> the weight.
         roles: Names of the chosen roles.
-        largest: Length of a matrix's shorter side, the greatest over all matrices.
+        largest: Length of the longest shorter side of any matrix.
 
     Raises:
         LaminaError: If a layer, role or stack does not exist, or the model cannot be compared; see `drift`.

@@ -19,7 +19,7 @@ from lamina.studies.passes import Text, group_batches, text_inputs
 from lamina.studies.runner import check_given
 from lamina.studies.statistics import mean_and_interval
 from lamina.studies.study import Figure, Study, study_settings
-from lamina.utils import JSON, Row, check_type, check_types, progress_bar
+from lamina.utils import JSON, Row, check_types, progress_bar
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderModule
@@ -73,9 +73,9 @@ def importance(
 
     Args:
         banks: A bank of trained readers, or name -> bank.
-        texts: Texts that the readers read first, with each bank's own processor. Fusions such as Gated and DWAtt
-            compute their weights for each token, so that they have shares only after they have read texts. None: no
-            texts; a reader with such a fusion is an error.
+        texts: Texts, or pairs of texts, that the readers read first, with each bank's own processor. Fusions such as
+            Gated and DWAtt compute their weights for each token, so that they have shares only after they have read
+            texts. None: no texts; a reader with such a fusion is an error.
         batch_size: Texts per pass.
         max_length: Maximum tokens per text. None: what the model allows.
         progress: Show a progress bar.
@@ -86,13 +86,13 @@ def importance(
 
     Raises:
         ConfigError: If `banks` holds something else than banks; if no reader has weights per layer; if a reader's
-            weights depend on the token, and `texts` is None; if `texts` is empty or no list of texts; or if
+            weights depend on the token, and `texts` is None; if `texts` is empty or holds something else; or if
             `batch_size` or `max_length` is out of range.
     """
     named = dict(banks) if isinstance(banks, Mapping) else {"bank": banks}
     if others := [type(bank).__name__ for bank in named.values() if not isinstance(bank, ReaderBank)]:
         raise ConfigError(f"{_OP}: got a {others[0]}; a bank of trained readers is needed, or name -> bank.")
-    listed = None if texts is None else list(check_type(_OP, "texts", texts, "Sequence[str]"))
+    listed = None if texts is None else list(texts)
     readers: list[_ReaderShares] = []
     for run, bank in named.items():
         if listed is not None:

@@ -154,7 +154,8 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
     check_range(_OP, "minibatch", minibatch, FEWEST)
     check_range(_OP, "seed", seed, 0)
     if (texts is None) == (batches is None):
-        raise ConfigError(f"{_OP}: texts and batches are {'both' if batches else 'not'} given; exactly one must be.")
+        came = "not" if texts is None else "both"
+        raise ConfigError(f"{_OP}: texts and batches are {came} given; exactly one must be.")
     if other_processor is not None and (other is None or per == "token" or texts is None):
         raise ConfigError(f"{_OP}: other_processor is given; it reads texts for another model, a row per text.")
     readers = {"model": LayerReader(model, layers, stack, op=_OP)}
