@@ -213,8 +213,8 @@ def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) 
     """Return functions that apply the requested edits to a model; `changes` has the name and arguments of each.
 
     `least` are the options of `--drop auto:N`. Raises ConfigError if there is no edit, `--drop auto:N` lacks a task or
-    a number, an option of `least` is set without `--drop auto:N`, or no edit uses the seed; and the errors of
-    `parse_plan` and `task_fields` for its task.
+    a number, or an option of `least` is set that no edit uses. Also raises the errors of `parse_plan` and `task_fields`
+    for the task of `--drop auto:N`.
     """
     from lamina.recipes.edits import EDITS, is_random
     from lamina.studies.cutting.least_blocks import DROP_LEAST, parse_plan, task_fields

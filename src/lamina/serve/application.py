@@ -265,8 +265,8 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
     async def explain(body: ExplainRequest, request: Request) -> Mapping[str, object]:
         """Return the layers that each reader's answer comes from; and the tokens, if the reader's fusion can tell.
 
-        "seconds" is the time of a pass over this text alone, up to the highest layer that is read, without and with the
-        readers. If a text is read in several windows, the first window is explained.
+        "seconds" has two times of a pass over this text alone, up to the highest layer that is read: without the
+        readers, and with them. If a text is read in several windows, the first window is explained.
         """
         (text,), _ = responses.examples_of([body.inputs] if isinstance(body.inputs, list) else body.inputs, bool)
         future = scheduler.explain(text, body.tasks, truncate=body.cuts)
@@ -320,8 +320,8 @@ async def _predictions(
 ) -> list[Prediction]:
     """Return the answers about the examples of a request, in their order.
 
-    `ask` queues examples and returns a future of their answers. It is called once for single texts and once for pairs
-    of texts, which cannot share a batch. Raises the errors of `ask` and of `wait_while_connected`.
+    `ask` queues examples and returns a future of their answers. It is called once for single texts or files and once
+    for pairs, which cannot share a batch. Raises the errors of `ask` and of `wait_while_connected`.
     """
     pairs = [row for row, example in enumerate(examples) if isinstance(example, tuple)]
     singles = [row for row, example in enumerate(examples) if not isinstance(example, tuple)]

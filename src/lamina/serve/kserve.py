@@ -90,7 +90,7 @@ def _strings(data: bytes, size: int) -> list[str]:
     """Return the texts of a BYTES tensor; each text follows its length in 4 bytes.
 
     Raises:
-        ValueError: If the data do not have `size` bytes.
+        ValueError: If `data` does not have `size` bytes, or the last text is incomplete.
         HTTPException: With status 422 if a text is not UTF-8.
         struct.error: If a length is incomplete.
     """

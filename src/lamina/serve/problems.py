@@ -34,7 +34,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 def wrong_place(errors: Sequence[ErrorDetails], body: object) -> tuple[str, str]:
-    """Return where a body is wrong, such as "messages.0.role", and why; "" if the body itself is wrong.
+    """Return the first wrong place in a body, such as "messages.0.role" ("": the body itself), and what is wrong.
 
     If a value may have several forms, pydantic lists the errors of each form under the form's name, which is not a key
     of the body. Only the errors of the form that fits best are used: the one whose errors are nested deepest.

@@ -101,8 +101,9 @@ def categories_of(bank: ReaderBank) -> dict[str, tuple[str, ...]]:
     """Return task -> the labels that flag a text, for the tasks of a bank that can be used for moderation.
 
     These are tasks that label whole texts. A multi-label task flags by each of its labels. A task with two labels flags
-    by the label that is called "yes", "true", "1", "flagged", "unsafe", "harmful", "toxic", "spam", or like the task;
-    it is left out if both or none are. So are all other tasks. Raises ConfigError if no task flags texts.
+    by the label that is called "yes", "true", "1", "flagged", "unsafe", "harmful", "toxic", "spam", or like the task,
+    in upper or lower case; it is left out if both or none are. All other tasks are left out. Raises ConfigError if no
+    task flags texts.
     """
     categories: dict[str, tuple[str, ...]] = {}
     for task in bank:

@@ -82,8 +82,8 @@ class _Run:
     """A batch whose passes have begun. Between two passes it may pause, so that passes of other batches can run.
 
     `jobs` are its requests, with `tokens` tokens in all. Each step of the generator `passes` runs the next pass; the
-    last returns the answers of all texts. The first pass began at `begin` (`time.perf_counter`), tokenising took `read`
-    seconds, and the passes `seconds` so far.
+    last returns the answers of all texts. The first pass began at `begin` (`time.perf_counter`). Tokenising took `read`
+    seconds; the passes have taken `seconds` so far.
     """
 
     jobs: Sequence[AnyJob]

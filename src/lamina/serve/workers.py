@@ -216,7 +216,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
         return parts, seconds
 
     def answer(self, parts: Sequence[TokenisedT], budget: Budget) -> Generator[None, None, list[AnswerT]]:
-        """Run the model on parts that were read one after the other; return a list with one answer per text.
+        """Run the model on the parts of a batch from `read_parts`; return one list with an answer per text.
 
         A generator like `run`, whose errors it raises.
         """
@@ -319,7 +319,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
     def check_lengths(self, texts: Sequence[Example]) -> None:
         """Raise TooLongError if a text, pair or file is longer than a reader reads; the message gives its index.
 
-        Readers of tokens read single texts of any length, in windows; of a pair's first text they read half a window.
+        Readers of tokens limit only the first text of a pair, to half a window: they read other texts in windows.
         """
         tokenizer, (whole, windows) = tokenizer_of(self.bank.processor), self.lengths
 

@@ -73,7 +73,7 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         self._end = max(self._end, last)
 
     def __getitem__(self, name: str) -> dict[str, JSON]:
-        """Return the answers of one reader; raise KeyError if the request has not chosen it."""
+        """Return one reader's answers, with its `answer_keys`; raise KeyError if the request has not chosen it."""
         if name not in self._names:
             raise KeyError(name)
         reader = self._layout.readers[name]

@@ -44,7 +44,7 @@ class Segments(NamedTuple):
 
     @classmethod
     def of_slots(cls, slots: np.ndarray, block_size: int) -> Segments:
-        """Divide tokens into segments. `slots` are their cache slots, at least one; those of one block stand together.
+        """Divide tokens into a segment per block. `slots` are their cache slots, at least one, grouped by block.
 
         Within a block they are in order.
         """
