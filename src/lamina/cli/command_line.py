@@ -122,7 +122,7 @@ class Group(TyperGroup):
 
 
 class Subcommand(TyperCommand):
-    """One of the commands of `lamina`."""
+    """A command of `lamina`. It refuses empty options and, except for `train`, several processes."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """Parse the arguments; raise ConfigError for an empty option, which might mean a default or any folder."""

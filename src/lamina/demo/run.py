@@ -129,7 +129,7 @@ class DemoReader:
     """A reader that the demo trains.
 
     Attributes:
-        name: Its name in the bank: that of its task; for the last layer and single layers with "-last" or "-single-3".
+        name: Its name in the bank: the task's, with "-last" added for the last layer, or "-single-3" for layer 3.
         task: Name of its task.
         layer: The layer, if it reads a single one that is compared with others; else None.
     """

@@ -103,7 +103,7 @@ class ExplainWorker(ReaderWorker[Explanation]):
         }
 
     def _timed(self, group: Group, batch: Batch) -> dict[str, float]:
-        """Time passes over a batch; return the shortest "without_readers", and "with_readers" (those of `group`).
+        """Time passes over a batch; return the shortest time "without_readers" and "with_readers" (those of `group`).
 
         Both kinds of pass end at the highest layer that the readers need. The first pass of each kind also warms up.
         Further passes take at most a tenth of a second in all, because other requests wait meanwhile.

@@ -369,7 +369,7 @@ class Scheduler:
             self._timer.cancel()
 
     def _work(self) -> None:
-        """Answer batches until the scheduler is closed; no text reaches the disk. Every thread runs this."""
+        """Answer batches until the scheduler is closed, with encoded texts in memory only. Every thread runs this."""
         spills.set(False)  # texts of requests must never reach the disk, so encoded texts stay in memory too
         while self._serve_turn():
             pass
@@ -468,8 +468,9 @@ class Scheduler:
     def _still_asked(self, jobs: Sequence[AnyJob], cut: int, turn: _Turn) -> list[AnyJob]:
         """Wait until the pass of `turn` may begin; return the jobs that are neither cancelled nor too long.
 
-        These can no longer be cancelled. `cut` is the number of their texts that were cut: a job that is too long and
-        may not be cut fails. If all fail, there is no wait. Raises ClosedError as `_begin` does.
+        The returned jobs can no longer be cancelled. `cut` is the number of texts in `jobs` that were cut. If it is not
+        0, jobs that are too long and may not be cut fail. If all fail, there is no wait. Raises ClosedError as `_begin`
+        does.
         """
         if cut:
             jobs = _accepted(jobs, lambda job: None if job.truncate else job.worker.check_lengths(job.texts))

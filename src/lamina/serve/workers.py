@@ -64,7 +64,7 @@ class TooLongError(LaminaError):
 
 
 def _tokens(tokenizer: Tokenizer, *parts: str, **options: bool) -> Mapping[str, Any]:
-    """Return what a tokenizer makes of a text or a pair, uncut and, unless `options` say so, without special tokens."""
+    """Tokenise a text or a pair, without truncation or special tokens unless `options` of the tokenizer say so."""
     with TOKENIZER_LOCK:
         whole = {"add_special_tokens": False, "truncation": False, "verbose": False, **options}
         return tokenizer(*map(encodable, parts), **whole)

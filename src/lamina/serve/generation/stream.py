@@ -138,9 +138,9 @@ class TokenStreamer(StopOnEvent):
         self.first = self.last = 0.0
 
     def __call__(self, input_ids: Tensor, scores: object, **_options: object) -> Any:  # noqa: ANN401, ARG002
-        """Emit the event of the second newest token in `input_ids`; return `[True]` if the text ends here.
+        """Emit the event of the second newest token in `input_ids`; return `[True]` if the text ends here, or `[False]`.
 
-        If `is_over` ends the text, `watch` does not count it in its drift tests.
+        A text that `is_over` ends does not count in the drift tests of `watch`.
         """
         if self._after_sampling is not None:
             self._after_sampling()
