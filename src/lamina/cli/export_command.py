@@ -112,7 +112,7 @@ def _opened(saved: str, base: str | None) -> tuple[ReaderBank | PreTrainedModel,
 
 
 def _export_reader(bank: ReaderBank, name: str, out: Path, *, as_json: bool) -> None:
-    """Export the reader `name` of a bank as plain PyTorch into `out`; print its name and layers, as text or JSON.
+    """Export the reader `name` of a bank as plain PyTorch into the folder `out`; print facts about it as text or JSON.
 
     Raises the errors of `export_reader`.
     """

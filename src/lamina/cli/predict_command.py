@@ -140,8 +140,9 @@ def from_file(
 ) -> list[object]:
     """Return the examples of a file: texts, pairs of texts, images or audio clips.
 
-    `kind` is the class of images or audio clips; None: texts. Without `text`, the column is that of `usual_column`,
-    which is called with `learnt`. Raises DataError if the file cannot be read or lacks a column, or a row has no text.
+    `kind` is the class of images or audio clips; None: texts. `text` and `pair` name columns. Without `text`,
+    `usual_column` with `learnt` chooses one; without `pair`, there are no pairs. Raises DataError if the file cannot be
+    read or lacks a column, or a row has no text.
     """
     from lamina.prediction.bulk import read_examples, usual_column
 

@@ -140,8 +140,8 @@ def next_batch(jobs: Sequence[AnyJob], budget: Budget, first: int = 0, piece: in
     """Return the jobs of a batch, oldest first: the job `first` (the leader), and the cheapest to run along with it.
 
     The queued jobs that can share a batch with the leader (only the oldest 1,000 texts or so) are divided by text
-    length into passes, so that the total cost is lowest. The batch has the jobs whose texts are all in the leader's passes, up
-    to the budget. Other jobs stay queued until they can share a pass with texts of their length.
+    length into passes, so that the total cost is lowest. The batch has the jobs whose texts are all in the leader's
+    passes, up to the budget. Other jobs stay queued until they can share a pass with texts of their length.
 
     Args:
         jobs: The queued jobs, oldest first.

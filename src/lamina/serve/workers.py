@@ -163,8 +163,8 @@ AnswerT = TypeVar("AnswerT")
 class Lengths(NamedTuple):
     """How many tokens of a text the readers read, special tokens included: one number per reader.
 
-    `whole` has the readers of whole texts, which read only a part of a longer one; `windows` the readers of tokens,
-    which read a long text in windows of this length.
+    `whole` has the numbers of readers of whole texts, which read only a part of a longer text. `windows` has those of
+    readers of tokens, which read a longer text in windows of this length.
     """
 
     whole: tuple[int, ...] = ()
@@ -296,7 +296,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
                 raise ConfigError(f"serve: text {number} is too long; {rule}. Ask them in separate requests.")
 
     def _cut(self, parts: Sequence[str]) -> list[str]:
-        """Return a text or pair, cut so that readers of tokens need one window and others read what they read before.
+        """Return a text or pair, cut so that readers of tokens need one window and others read the same as uncut.
 
         Readers of tokens read at most half a window of the first text of a pair. Tokenizers cut the longer text for the
         other readers, so the text that is longer must stay the longer one.

@@ -190,9 +190,9 @@ class EngineReaders:
     def _rows_to_pool(self, scheduled: Sequence[int], ends: np.ndarray) -> np.ndarray | None:
         """Return the indices of a step's tokens that the readers of whole prompts need; None if they need all tokens.
 
-        They need the tokens of prompts that have no answer yet; with a prefix cache all tokens, since an output can
-        become the start of a later prompt. `scheduled` is each request's number of tokens, and `ends` the index after
-        its last one.
+        They need the tokens of prompts that have no answer yet. With a prefix cache they need all tokens, since an
+        output can become the start of a later prompt. `scheduled` is each request's number of tokens, and `ends` the
+        index after its last one.
         """
         if self._runner.vllm_config.cache_config.enable_prefix_caching:
             return None

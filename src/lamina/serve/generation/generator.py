@@ -62,7 +62,7 @@ class SeededSampling(LogitsProcessor):
         self.end()
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # noqa: ARG002
-        """Turn interception on, because a token is sampled next; return the scores unchanged."""
+        """Turn the interception of sampling on, because a token is sampled next; return the scores unchanged."""
         self._mode.__enter__()
         self._is_open = True
         return scores

@@ -138,7 +138,8 @@ class TokenStreamer(StopOnEvent):
         self.first = self.last = 0.0
 
     def __call__(self, input_ids: Tensor, scores: object, **_options: object) -> Any:  # noqa: ANN401, ARG002
-        """Emit the event of the second newest token in `input_ids`; return `[True]` if the text ends here, or `[False]`.
+        """Emit the event of the second newest token in `input_ids`; return `[True]` if the text ends here, or else
+        `[False]`.
 
         A text that `is_over` ends does not count in the drift tests of `watch`.
         """
