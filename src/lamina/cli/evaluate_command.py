@@ -122,8 +122,8 @@ def evaluate(  # noqa: PLR0913
 def _by_reader(option: str, values: list[str] | None) -> dict[str, str] | str | None:
     """Return the values of a repeated option: reader -> value; or one value for all readers; or None if there is none.
 
-    Raises ConfigError, which names the `option`, unless there is one plain value, or each has the form READER=VALUE and
-    no reader comes twice.
+    Raises ConfigError, which names the `option`, if one of several values, or a single value with "=", is not of the
+    form READER=VALUE, or a reader comes twice.
     """
     if not values:
         return None
@@ -158,7 +158,7 @@ def _is_data(source: str) -> bool:
 
 
 def _preset(name: str, data: Path | None) -> Task:
-    """Return a preset, read from the subfolder of `data` with its name, or from the hub if `data` is None.
+    """Return a preset, read from the subfolder of `data` with its name without "glue/", or from the hub for None.
 
     Raises the errors of `Task.preset`.
     """

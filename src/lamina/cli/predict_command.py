@@ -112,7 +112,8 @@ def predict(  # noqa: PLR0913
 def from_stdin() -> list[str]:
     """Return the lines of standard input, one text per line. An empty line is an empty text.
 
-    Raises ConfigError if standard input is a terminal or closed, and DataError if it is empty, not UTF-8 or unreadable.
+    Raises ConfigError if standard input is a terminal or closed, and DataError if it is empty, unreadable, not UTF-8 or
+    has carriage returns without line feeds.
     """
     if sys.stdin is None or sys.stdin.isatty():  # None: it is closed
         raise ConfigError("predict: there is no text. Give texts as arguments, with --file or on standard input.")

@@ -100,7 +100,7 @@ def check_output(
 
     Args:
         op: The command, for the message.
-        folder: The output folder, which need not exist. Hidden files and subfolders with studies do not count.
+        folder: The output folder, which need not exist. It is empty if it has only hidden files and folders of studies.
         overwrite: Whether --overwrite was given; results in the folder are then replaced.
         resume: Whether --resume was given. None: the command has no such option.
         replaced: Names in the folder that the command may replace without being asked.

@@ -38,7 +38,7 @@ ROWS, ROWS_FULL = 6_500, 20_000  # sentences of the short and of the full demo; 
 
 @dataclass(frozen=True)
 class Example:
-    """A sentence (`text`) that the demo predicts at its end, with its right `sentiment` and `acceptability`."""
+    """A sentence (`text`), predicted at the end of the demo, with its right `sentiment` and `acceptability`."""
 
     text: str
     sentiment: str

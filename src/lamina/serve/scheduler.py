@@ -336,7 +336,7 @@ class Scheduler:
     def end(self, within_s: float) -> None:
         """Let requests that are not answered after `within_s` seconds fail with ClosedError; return at once.
 
-        Those that wait for a pass then fail at that moment. A pass that is running then is the last of its request.
+        After that time, requests that wait for a pass fail at once; for others, the pass that is running is the last.
         """
         self._ends_at = min(self._ends_at, time.monotonic() + within_s)
         self._timer = Timer(within_s, self._fail_waiting)

@@ -34,7 +34,7 @@ _TRUNCATE = "Cut a text that is too long, instead of refusing it."
 
 
 def _only(*values: JsonValue) -> Any:  # noqa: ANN401
-    """Return the field of an unsupported option; `RequestBody` refuses all but null and `values`, which do nothing."""
+    """Return the field of an unsupported option. `RequestBody` accepts only null and `values`; both change nothing."""
     return Field(None, json_schema_extra={_ENUM: [None, *values]})
 
 

@@ -362,7 +362,7 @@ class ReaderWorker(Worker[Prepared, AnswerT]):
         self.predictor = Predictor(bank, PassOptions(batch_size=_ROWS), readers=names)
 
     def read(self, texts: Sequence[Example]) -> Prepared:
-        """Encode texts or files as inputs of the model; raise ConfigError if a reader does not read such examples."""
+        """Encode texts or files as inputs of the model. Raises the errors of `Predictor.prepare`."""
         return self.predictor.prepare(plain(texts))
 
     @cached_property

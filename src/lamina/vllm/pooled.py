@@ -206,7 +206,7 @@ class PooledReaders:
         self._projected[blocks, index] = old_projected * old.unsqueeze(-1) + projected * new.unsqueeze(-1)
 
     def logits(self, blocks: Int[Tensor, " blocks"]) -> dict[str, Float[Tensor, " classes"]]:
-        """Return reader name -> its logits over all tokens in the given cache blocks: those of one prompt."""
+        """Return reader name -> its logits over all tokens in the given cache blocks, which are those of one prompt."""
         maxima = self._maxima[blocks]
         factors = (maxima - maxima.amax(0)).exp()
         sums = (self._sums[blocks] * factors).sum(0)

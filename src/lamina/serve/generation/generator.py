@@ -166,7 +166,7 @@ class TextGenerator:
         return generation
 
     def _on_done(self, generation: Generation, streamer: TokenStreamer | None) -> None:
-        """Count a text as ended, and report its times to `on_text`, if it has at least one token.
+        """Count a text as ended. If it has at least one token, report its times to `on_text`.
 
         `streamer` is None if the text failed before its first step.
         """

@@ -112,6 +112,7 @@ class TokenStreamer(StopOnEvent):
         conditions: What ends the text.
         emit: Called with each event.
         is_over: Called after each token. True ends the text, because the client has left or the server shuts down.
+        after_sampling: Called after each token is sampled, before everything else. None: not called.
 
     Attributes:
         count: Number of tokens so far.
@@ -138,8 +139,7 @@ class TokenStreamer(StopOnEvent):
         self.first = self.last = 0.0
 
     def __call__(self, input_ids: Tensor, scores: object, **_options: object) -> Any:  # noqa: ANN401, ARG002
-        """Emit the event of the second newest token in `input_ids`; return `[True]` if the text ends here, or else
-        `[False]`.
+        """Emit the event of the second newest token in `input_ids`; return whether the text ends here, as a bool `[1]`.
 
         A text that `is_over` ends does not count in the drift tests of `watch`.
         """

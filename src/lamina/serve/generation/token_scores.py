@@ -145,7 +145,7 @@ def _labels_of(bank: ReaderBank, name: str) -> tuple[str, ...]:
 def _problem(bank: ReaderBank, monitors: list[AnyMonitor]) -> str | None:
     """Return why a reader cannot give scores token by token, as a sentence; None if it can.
 
-    `monitors` are the monitors for the reader's labels, one each.
+    `monitors` has a monitor for each label of the reader.
     """
     if not monitors:
         return "it has no labels."
@@ -181,8 +181,8 @@ def _stopping(saved: dict[str, AnyMonitor], stop: bool | Sequence[str]) -> list[
 def _answer(bank: ReaderBank, name: str, output: ReaderOutput) -> JSON:
     """Return the answer of the reader `name` about the only text of a batch, made from the reader's output.
 
-    A regression answers with its value, a reader of whole texts with all labels and their scores, best first, and a
-    reader of tokens with the id, the best label and its score of each token; the id is None if the token is not text.
+    A regression answers with its value. A reader of whole texts answers with all labels and their scores, best first. A
+    reader of tokens answers for each token with its id (None if it is not text), its best label and that label's score.
     Numbers that are not finite become None.
     """
     problem, labels = bank[name].config.head.problem_type, _labels_of(bank, name)
