@@ -362,7 +362,7 @@ _WEIGHTLESS = ("truncate", "keep", "drop", "freeze")  # edits that change no wei
 def _counts(model: PreTrainedModel) -> Counts:
     """Return how many layers per stack, parameters and trainable parameters a model has.
 
-    Layers include the embeddings, and a convolutional network has a single stack. Raises UnsupportedModelError if the
+    Layers include the embeddings. A convolutional network has a single stack. Raises UnsupportedModelError if the
     layers of the model cannot be found.
     """
     from lamina.editing.editable import convolution_blocks

@@ -238,7 +238,7 @@ def add_kserve(app: FastAPI, scheduler: Scheduler, name: str) -> None:
         return {"name": model, "ready": scheduler.is_open}
 
     async def infer(model: str, body: InferRequest, request: Request, version: str | None = None) -> object:
-        """Return a tensor per task for a tensor of texts: scores `[rows, labels]`, or spans and the like as JSON `[rows]`."""
+        """Return a tensor per task for a tensor of texts: scores `[rows, labels]`, or JSON `[rows]` (such as spans)."""
         served, tasks, current = look_up(model, version)
         asked = list(dict.fromkeys(output.name for output in body.outputs)) or tasks
         check_known("serve", asked or (), tasks or served.bank, "output")

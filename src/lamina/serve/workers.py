@@ -284,7 +284,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
         return [row[0] if len(row) == 1 else (row[0], row[1]) for row in parts]
 
     def _check_same_cut(self, rows: Sequence[Sequence[str]]) -> None:
-        """Raise ConfigError if a text is longer than a reader's window, while another reader reads more of it at once.
+        """Raise ConfigError if a text is longer than one reader's window, and another reader has a longer window.
 
         `rows` has a list for each text or pair of a request, with one or two texts.
         """
