@@ -215,10 +215,11 @@ class EngineReaders:
         return torch.cat([logits[name][0] for name in stack_pass.readers], dim=-1)
 
     def _prompt_logits(self, request: str, table: BlockTable, row: int, last: int) -> bytes | None:
-        """Return the logits of readers that pool whole prompts, as bytes. None: the prompt has not ended.
+        """Return the logits of readers that pool whole prompts, as bytes; None before the prompt has ended.
 
-        Without such readers the result is None too. Waiting tokens are pooled first, and the request is marked as answered. The request's cache blocks are in row
-        `row` of `table`; `last` is the number of its tokens that the engine has read.
+        The result is None too if there are no such readers. Waiting tokens are pooled first, and the request is marked
+        as answered. The request's cache blocks are in row `row` of `table`; `last` is the number of its tokens that the
+        engine has read.
         """
         prompt = int(self._runner.requests[request].num_prompt_tokens)
         if not self._whole or self._buffers is None or last < prompt:
