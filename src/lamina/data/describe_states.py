@@ -15,7 +15,7 @@ from lamina.store.manifest import STATES, StatesArray, StatesAxis, StatesManifes
 from lamina.utils import atomic_write, check_range, check_types, is_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Sequence
     from os import PathLike
 
 
@@ -52,7 +52,7 @@ _POOLED: dict[str, StatesPooling] = {"last_token": "last", "first_token": "first
 @check_types("states")
 def describe_states(  # noqa: PLR0913
     folder: str | PathLike[str],
-    files: Iterable[str] | None = None,
+    files: Collection[str] | None = None,
     *,
     layers: Sequence[int],
     depth: int,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import ConfigError, convert_errors
-from lamina.utils import JSON, check_inside, check_range, check_types
+from lamina.utils import JSON, check_inside, check_range, check_type, check_types
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -46,7 +46,7 @@ class ReplyFacts:
             It is stored as a tensor.
 
     Raises:
-        ConfigError: If `features` is not one row of numbers.
+        ConfigError: If `features` is not one row of numbers, or `score` or `length` is no number.
     """
 
     score: float
@@ -54,6 +54,8 @@ class ReplyFacts:
     features: Float[Tensor, " dim"] | np.ndarray | None = None
 
     def __post_init__(self) -> None:
+        for name in ("score", "length"):
+            object.__setattr__(self, name, check_type("drift", name, getattr(self, name), "float"))
         if self.features is not None:
             features = _features(self.features)
             if features.ndim != 1 or not len(features):

@@ -35,6 +35,9 @@ def tag_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSpe
     if spec.labels is None:
         lab.label_source(tables)
     names = spec.labels or tuple(dict.fromkeys(tag for row in tags["train"] for tag in row if tag is not None))
+    if not names:
+        path = tables["train"].path
+        raise DataError(f"task: {path} has no tag in any row of column '{spec.label}'.", path=path)
     scheme = tag_schemes.recognise(names)
     if spec.labels is None and scheme is None:
         _refuse_odd_tag(tables["train"], tags["train"], spec, tag_schemes.odd_tag(names))

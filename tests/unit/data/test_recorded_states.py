@@ -93,6 +93,7 @@ def test_pooled_cache_of_lmprobe(tmp_path: Path):
         ({"stack": 3}, ConfigError, "states: stack is 3; it must be"),
         ({"pairs": "some"}, ConfigError, "states: pairs is 'some'; it must be"),
         ({"model": 1.5}, ConfigError, "states: model is 1.5; it must be"),
+        ({"files": [5]}, ConfigError, r"states: files\[0\] is 5; it must be a text"),
     ],
 )
 def test_options_of_a_description_that_do_not_exist(tmp_path: Path, options: Any, error: Any, match: str):

@@ -239,3 +239,13 @@ def test_arrays_of_every_memory_order_are_read(features: np.ndarray):
     watcher.update([0.5, 0.6], [3, 4], np.stack([features, features])[::-1])
     other.update([0.5, 0.6], [3, 4], torch.tensor([[1.0, 2.0]] * 2))
     assert watcher.evidence == other.evidence
+
+
+@pytest.mark.parametrize(("score", "length", "name"), [("a", 5, "score"), (None, 5, "score"), (0.3, [5], "length")])
+def test_a_score_or_length_that_is_no_number_is_an_error(score: Any, length: Any, name: str):
+    with pytest.raises(ConfigError, match=f"drift: {name} is .*; it must be a number"):
+        ReplyFacts(score, length)
+
+
+def test_numbers_of_arrays_are_numbers():
+    assert ReplyFacts(np.float32(0.5), np.int64(3)) == ReplyFacts(0.5, 3)  # pyright: ignore[reportArgumentType]

@@ -119,3 +119,9 @@ def test_kinds_of_tags():
     assert marks_spans(["S-PER", "O"])
     assert not marks_spans(["O", "NN"])
     assert both_ends(["O", "I-PER", "B-LOC"]) == {"O", "B-PER", "I-PER", "B-LOC", "I-LOC"}
+
+
+@pytest.mark.parametrize("row", [{"sentence": [], "label": []}, {"sentence": ["a"], "label": [-100]}])
+def test_words_without_any_tag_are_no_task(row: dict[str, list[object]]):
+    with pytest.raises(DataError, match="task/train has no tag in any row of column 'label'"):
+        Task.from_dataset("token_classification", {"train": [row]})
