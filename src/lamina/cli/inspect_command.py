@@ -259,9 +259,9 @@ def _draw_inserted(
 ) -> None:
     """Draw one inserted layer of each model to the file `path`, and print the mean weights of all inserted layers.
 
-    `head` is the attention head to draw, from 0. `layer`, `projection` and `stack` choose the inserted layer (None:
-    any). Raises UnknownNameError if no inserted layer fits them, ModelNotFoundError if a model cannot be found, and
-    the errors of `inserted_weights` and `weight_maps`.
+    `head` is the attention head to draw, from 0. The first inserted layer that fits `layer`, `projection` and `stack`
+    (None: any) is drawn. Raises UnknownNameError if no inserted layer fits them, ModelNotFoundError if a model cannot
+    be found, and the errors of `inserted_weights` and `weight_maps`.
     """
     from lamina.report.inserted_weights import chosen_weight, diagonals, inserted_weights, weight_maps
     from lamina.store import load, saved_class

@@ -111,7 +111,7 @@ def _load(recipe: Path, sweep: Sequence[str], only: Sequence[str], seeds: int | 
     Args:
         recipe: The file.
         sweep: Texts such as "fusion.dim=32,64", whose values go into the grids.
-        only: Texts such as "task=cola". Only runs that match these patterns are kept; they replace the recipe's `only`.
+        only: Texts such as "task=cola". Only runs that match them are kept. Without any, the recipe's `only` applies.
         seeds: Number of seeds, from 0. They replace the recipe's. None: the recipe's.
     """
     from lamina.recipes.expand import read_sweeps, with_part, with_sweep

@@ -304,7 +304,7 @@ def _draw_importances(bank: ReaderBank, folder: Path) -> Path:
 
 
 def _predict_examples(bank: ReaderBank) -> list[Prediction]:
-    """Return the readers' answers for each example; where a label of a sentence is wrong, `wrong` has the right one."""
+    """Return the readers' answers for each example, with the right label in `wrong` for each wrong label."""
     predictions = []
     for example, answer in zip(EXAMPLES, predict(bank, [example.text for example in EXAMPLES]), strict=True):
         sentiment, acceptability = answer["sentiment"]["label"], answer["acceptability"]["label"]

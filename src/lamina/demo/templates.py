@@ -174,7 +174,7 @@ class Writer:
         return [self._word(name, form, role, polarity)]
 
     def _word(self, name: str, form: str, role: str, polarity: str) -> Token:
-        """Return a random word for the slot `name`, of the sentiment `polarity` (the other for "opposite").
+        """Return a random word for the slot `name`. Slots with a sentiment have `polarity`; "opposite" has the other.
 
         `form` is a form of a verb (a key of FORMS) or "". `role` is the word's role in the template; "": the usual role
         of the slot. A name with a plural "s", such as "things", gives a noun's plural, whose role is always "s".

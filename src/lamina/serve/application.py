@@ -243,8 +243,8 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
     async def predict(body: PredictRequest, request: Request) -> object:
         """Return the answers of the readers about one text, pair or file, or about each of several.
 
-        Classes come best first, as in text-embeddings-inference. An answer is an object with a key for each task. If
-        `tasks` is one name not in a list, or is left out and the bank has one reader, it is that task's answer alone.
+        Classes come best first, as in text-embeddings-inference. An answer is an object with a key for each task. But
+        if `tasks` is one name, not in a list, or is left out and the bank has one reader, only that task's value comes.
         """
         only_task = body.tasks if isinstance(body.tasks, str) else None
         tasks = [only_task] if only_task is not None else body.tasks

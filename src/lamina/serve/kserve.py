@@ -207,7 +207,7 @@ def add_kserve(app: FastAPI, scheduler: Scheduler, name: str) -> None:
     def look_up(model: str, version: str | None) -> tuple[ServedBank, list[str] | None, str]:
         """Return what is served, the names of a model's readers (None: all), and the version of the model.
 
-        Raises HTTPException with status 404 if there is no such model, or `version` is not None or the present one.
+        Raises HTTPException with status 404 if there is no such model, or `version` names another than the present one.
         """
         served = scheduler.served
         if model != name and model not in served.bank:

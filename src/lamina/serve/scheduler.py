@@ -344,7 +344,7 @@ class Scheduler:
         self._timer.start()
 
     def _fail_waiting(self) -> None:
-        """Let all requests that wait for a pass fail with ClosedError, those between two of their passes too."""
+        """Let all requests that wait for a pass fail with ClosedError, also those that pause between two passes."""
         with self._changed:
             left = [*self._waiting.remove(lambda _: True), *(job for run in self._paused for job in run.jobs)]
             self._paused.clear()

@@ -129,8 +129,8 @@ class Serving(Route, Protocol):
 class ChatServing(Serving, Protocol):
     """Serves `/v1/chat/completions` (`OpenAIServingChat`); its methods make whole and streamed responses.
 
-    The third is only in `OpenAIServingChatBatch`, which serves `/v1/chat/completions/batch`; the last two are only in
-    `AnthropicServingMessages`, which converts the responses for `/v1/messages`.
+    The method for a batch is only in `OpenAIServingChatBatch`, which serves `/v1/chat/completions/batch`. Both
+    converters are only in `AnthropicServingMessages`, which converts the responses for `/v1/messages`.
     """
 
     chat_completion_full_generator: Callable[..., Awaitable[Response]]

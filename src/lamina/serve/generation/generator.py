@@ -138,8 +138,8 @@ class TextGenerator:
     def begin(self, request: GenerationRequest, put: Put) -> Generation:
         """Start generating a text in a new thread, and return the `Generation` that controls it.
 
-        `put` is called in that thread with an event for each token, and finally with the end of the text or an error: a
-        prompt or readers that do not fit are reported so, not raised here. Raises ConfigError if the bank's model does
+        `put` is called in that thread with an event for each token, and finally with the end of the text or an error.
+        If the prompt or the readers do not fit, `put` gets that error too. Raises ConfigError if the bank's model does
         not generate text; OverloadedError if `max_concurrent_generations` texts are already being generated, or no
         thread can be started; ClosedError if the server is shutting down.
         """

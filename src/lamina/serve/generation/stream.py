@@ -33,7 +33,7 @@ class TokenEvent:
         special_text: A special token as text, such as "</s>"; None for an ordinary token.
         scores: Task -> label -> probability, see `TokenScores.at`. None at the last token, which the model does not
             read, and if no reader gives scores at each token.
-        monitors: Monitor -> score of the text so far; None where `scores` is.
+        monitors: Monitor -> score of the text so far; None if `scores` is None.
         flagged: Names of the monitors that have flagged the text at this token or before.
         last: Whether it is the last.
     """

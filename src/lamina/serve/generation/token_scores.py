@@ -78,7 +78,7 @@ class TokenScores:
     def _label_monitors(self, name: str) -> list[AnyMonitor]:
         """Return a monitor for each label of the reader `name`, whose score at a token is the label's probability.
 
-        `_labels` records their labels. [] if the reader's classes are a vocabulary's entries.
+        `_labels` gets each monitor's name with the reader and the label. [] if the classes are a vocabulary's entries.
         """
         monitors: list[AnyMonitor] = []
         for label in _labels_of(self._bank, name):
@@ -161,8 +161,8 @@ def _problem(bank: ReaderBank, monitors: list[AnyMonitor]) -> str | None:
 def _stopping(saved: dict[str, AnyMonitor], stop: bool | Sequence[str]) -> list[str]:
     """Return the names of the monitors in `saved` whose flags end a text; [] if `stop` is False.
 
-    `stop` is True for all that have a threshold, or a collection of names. Raises UnknownNameError if a name is not in
-    `saved`, and ConfigError if a named monitor has no threshold, or no monitor is left.
+    `stop` is True for all that have a threshold, or names. Raises UnknownNameError if a name is not in `saved`, and
+    ConfigError if `stop` is empty, a named monitor has no threshold, or for True none has one.
     """
     able = [name for name, monitor in saved.items() if monitor.threshold is not None]
     if stop is False:
