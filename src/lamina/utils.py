@@ -75,6 +75,7 @@ _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "DataFrame": ("a DataFrame of pandas", partial(_is_of, "pandas", "DataFrame")),
     "torch.device": ("a torch.device", partial(_is_of, "torch", "device")),
     **{name: (f"a {name}", partial(_is_of, "lamina", name)) for name in _CLASSES},
+    "Recipe": ("a recipe from load_recipe", partial(_is_of, "lamina", "Recipe")),
     "AnyMonitor": ("a Monitor or a Cascade", lambda value: any(_TYPES[name][1](value) for name in _MONITORS)),
     "Processor": ("a loaded tokenizer or processor of transformers", _is_processor),
     "Sequence": ("a list", lambda value: isinstance(value, Iterable) and not isinstance(value, _NO_LISTS)),

@@ -368,7 +368,8 @@ class ReaderBank(ReaderCollection):
             NotFiniteError: If a weight holds NaN or infinity.
             ConfigError: If weights or settings of the frozen model have changed since the bank was made or loaded, or
                 the processor since a reader was trained or loaded, and `changed_base` is not set. Also if a model that
-                is saved with the bank has adapters or was changed by hand, or a stored monitor cannot be read.
+                is saved with the bank has adapters or was changed by hand, a stored monitor cannot be read, or the
+                class of a fusion or head is not registered.
         """
         provider("storage").save_bank(self, folder, changed_base=changed_base)
 
@@ -403,6 +404,7 @@ class ReaderBank(ReaderCollection):
             UnknownNameError: If the saved bank does not have a reader, or a file has an unknown key.
             BaseMismatchError: If the readers were not trained on `model`, because its weights or its shape differ, or
                 the processor makes other inputs.
+            NotFiniteError: If a weight of the model holds NaN or infinity.
             ModelNotFoundError: If the model that the manifest names cannot be found.
             UnsupportedModelError: If transformers does not know the family of that model.
             ConfigError: If a local folder gets a `revision` other than "main", or `model` is not a model.

@@ -35,7 +35,7 @@ from lamina.tasks.task import Task
 from lamina.train.fit import fit
 from lamina.train.options import FitOptions, PassOptions
 from lamina.train.plan import usual_epochs
-from lamina.utils import JSON, JSONObject, is_dir
+from lamina.utils import JSON, JSONObject, check_type, is_dir
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
@@ -321,6 +321,7 @@ class LaminaEstimator(BaseEstimator):
             ConfigError: If the weights of the model have changed since `fit`.
         """
         self._check_fitted()
+        folder = Path(check_type(self._op("save"), "folder", folder, "str | Path"))
         params = {name: _to_json(value) for name, value in self.get_params(deep=False).items()}
         # JSON cannot hold a loaded model, a processor or a random generator
         params |= {name: None for name in _NOT_SAVED if not isinstance(params[name], int)}
@@ -331,7 +332,7 @@ class LaminaEstimator(BaseEstimator):
             if name.endswith("_") and not name.startswith("_") and name not in ("bank_", "result_")
         }
         facts = {"format": FORMAT, "estimator": type(self).__name__, "params": params, "learnt": learnt}
-        save_bank(self.bank_, Path(folder), files={FILE: lambda path: write_json(path, facts)})
+        save_bank(self.bank_, folder, files={FILE: lambda path: write_json(path, facts)})
 
     @classmethod
     def load(cls, folder: str | Path, *, model: ModelLike | None = None, processor: Processor | None = None) -> Self:
@@ -352,19 +353,20 @@ class LaminaEstimator(BaseEstimator):
             UnknownNameError: If a fusion or head that was saved does not exist.
             ConfigError: If there is no tokenizer with the model.
         """
+        place = Path(check_type(f"{cls.__name__}.load", "folder", folder, "str | Path"))
 
         def read() -> Self:
-            estimator, base = read_estimator(Path(folder), cls)
+            estimator, base = read_estimator(place, cls)
             if (named := base if model is None else model) is None:
                 came = f"{folder} names no model, since the one it was fitted on has no name"
                 raise StoreError(f"load: {came}. Give `model`, and its `processor`.")
             estimator._base = (named, processor)
             estimator.model, estimator.processor = estimator._base
             loaded = model_of(*estimator._base, f"{cls.__name__}.load")
-            estimator.bank_ = ReaderBank.from_pretrained(folder, *loaded)
+            estimator.bank_ = ReaderBank.from_pretrained(place, *loaded)
             return estimator
 
-        return read_steady(Path(folder), MANIFEST, read)
+        return read_steady(place, MANIFEST, read)
 
 
 def files_of(bank: ReaderBank) -> dict[str, bytes]:

@@ -16,6 +16,7 @@ from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.tasks import kind_of
 from lamina.tasks.split import Split
+from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags, TransformerTags
@@ -84,7 +85,8 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
             raise ConfigError(f"{op}: pooling is {self.pooling!r}; it must be 'mean' or 'first'.")
         bank, seed = self._new_bank(), self._seed()
         vars(self).pop("result_", None)  # of an earlier training
-        most = int(kind_of(self.kind).length_limit(bank.model, bank.processor, self.max_length))
+        max_length = FitOptions.of({"max_length": self.max_length}, op).max_length
+        most = int(kind_of(self.kind).length_limit(bank.model, bank.processor, max_length))
         fusion = Mean(layers=self.layer) if self.fusion is None else self.fusion
         reader = bank.add(READER, self._with_head(fusion, ("0", "1"), seed))
         reader.info = {"max_length": most}

@@ -313,8 +313,8 @@ def token_mask(
         kwargs: Keyword arguments of `stack.scope`, used if `batch` has no mask.
 
     Raises:
-        ConfigError: If the mask in `batch`, or with `batch={}` the one in `args` or `kwargs`, is in another form, such
-            as one that is added to attention scores; or if `batch` has only a mask with another name.
+        ConfigError: If `batch` has a mask in another form, such as one that is added to attention scores, or only a
+            mask with another name. With `batch={}`, also if the mask in `args` or `kwargs` is in another form.
     """
     mask = batch.get("decoder_attention_mask" if stack.name == "decoder" else "attention_mask")
     if stack.name == "decoder" and "input_ids" in batch and all(batch.get(name) is None for name in DECODER_INPUTS):

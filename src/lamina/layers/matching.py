@@ -110,7 +110,7 @@ def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...
     """Return the modules inside `base` that have weights or adapters and that the last layer may depend on.
 
     These are modules first called before `last`, the highest layer's event. A module that is never called is included
-    if it is part of a module that is called, because other modules may use its weights. The result is in the
+    if it is part of a module that is called, which may use its weights. The result is in the
     order of registration, because the order of calls can depend on the input (mixtures of experts).
     """
     started: dict[nn.Module, int] = {}

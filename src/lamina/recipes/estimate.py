@@ -30,7 +30,7 @@ from lamina.store.files import damaged, read_json, write_json
 from lamina.train.bank_runner import free_bytes
 from lamina.train.engine import join_processes
 from lamina.train.memory import BatchBytes, RowShape
-from lamina.utils import is_file, least_of_all, world_size
+from lamina.utils import check_type, is_file, least_of_all, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -284,6 +284,7 @@ def estimate(
             fits `memory_bytes`.
         LaminaError: Any error that `run_recipe` raises before training, as far as it can be found without weights.
     """
+    check_type("estimate", "recipe", recipe, "Recipe")
     outlines, tasks = load_outlines(recipe, data)
     specs = expand_recipe(recipe, options, outlines)
     readers = {replace(spec.reader, seed=0) for spec in specs.values() if spec.reader is not None}

@@ -439,9 +439,9 @@ def parts(planned: Sequence[SizedRun], passes: Sequence[SharedPass]) -> list[Tab
         passes: The passes of the base model that readers share; empty if every run trains a whole model.
 
     Returns:
-        Rows with "task", "method" (None: the base model, whose passes all readers of the task share), "runs" (a run
-        that reads several passes counts once), "flops" and "hours": card -> hours that one such GPU takes at 40 %
-        (`REACHED`) of its peak.
+        Rows with "task", "method", "runs", "flops" and "hours". The method None stands for the passes of the base model
+        that all readers of the task share; a run counts once even if it reads several of these passes. "hours" is
+        card -> hours that one such GPU takes at 40 % (`REACHED`) of its peak.
     """
     costs: dict[tuple[str, str | None], list[tuple[Sequence[SizedRun], int]]] = defaultdict(list)
     for shared in passes:

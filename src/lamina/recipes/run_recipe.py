@@ -36,7 +36,7 @@ from lamina.train.groups import warn_of_texts
 from lamina.train.options import FitOptions
 from lamina.train.results import IMPORTANCES, FitResult, Scores, sorted_rows, write_parquet
 from lamina.train.training_run import READER_RATE, Tables, train
-from lamina.utils import derive_seed, rank, write_text
+from lamina.utils import check_type, derive_seed, rank, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -129,6 +129,7 @@ def run_recipe(
         The results. A separate run that fails does not stop the others: it is listed in `failures`, and in
         `failures.json` of the output folder.
     """
+    check_type("recipe", "recipe", recipe, "Recipe")
     is_separate = bool(recipe.separately or recipe.methods)  # each run starts from a fresh model
     if ray is not None and not is_separate:
         problem = "the readers of the recipe share each pass of the model, in one process"

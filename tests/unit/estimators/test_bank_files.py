@@ -12,7 +12,7 @@ from sklearn.exceptions import NotFittedError
 from tests.support.training import tiny_model, tiny_tokenizer
 
 import lamina
-from lamina.errors import BaseMismatchError, StoreError
+from lamina.errors import BaseMismatchError, ConfigError, StoreError
 from lamina.estimators.predictors import LaminaClassifier, LaminaRegressor, LaminaTagger
 from lamina.estimators.transformer import LaminaTransformer
 
@@ -82,6 +82,16 @@ def test_a_model_without_a_name_is_asked_for(texts: list[str], tmp_path: Path):
     assert said(again, texts) == said(estimator, texts)
     with pytest.raises(BaseMismatchError, match="trained on another base"):
         LaminaClassifier.load(tmp_path, model=tiny_model(seed=5), processor=tokenizer)
+
+
+@pytest.mark.parametrize("folder", ["", None])
+def test_what_is_no_folder(base: str, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Any):
+    (estimator := LaminaTransformer(base).fit(texts)).save(tmp_path)
+    monkeypatch.chdir(tmp_path)  # an empty text is not the current folder
+    with pytest.raises(ConfigError, match=r"LaminaTransformer\.save: folder is"):
+        estimator.save(folder)
+    with pytest.raises(ConfigError, match=r"LaminaTransformer\.load: folder is"):
+        LaminaTransformer.load(folder)
 
 
 def test_what_is_no_saved_estimator(base: str, texts: list[str], tmp_path: Path):

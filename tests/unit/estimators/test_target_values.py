@@ -25,7 +25,7 @@ TEXTS = ["a", "b", "c"]
         ([0.5, 1.5, 2.0], "Unknown label type"),
         ([["x"], ["y", "z"], []], "inhomogeneous|legacy"),
         ([["x", "y"]] * 3, "multioutput|2 columns of classes"),
-        (["x"] * 3, "y has one class, .*'x'"),
+        (["x"] * 3, "y has one class, 'x'; a classifier needs"),
         (["x", float("nan"), "y"], "row 1 of y is missing"),
         (pd.Series([1, None, 0], dtype="Int64"), "row 1 of y is missing"),
         ([[-1, 1], [1, 1], [1, -1]], "op: y is a table with the number -1; it has zeros and ones"),

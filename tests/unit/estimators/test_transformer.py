@@ -43,6 +43,8 @@ def test_only_so_many_tokens_are_read(base: str, caplog: pytest.LogCaptureFixtur
     assert "LaminaTransformer.transform: 1 examples are longer than what is read of them" in caplog.text
     with pytest.raises(ConfigError, match="max_length is 99"):
         LaminaTransformer(base, max_length=99).fit([long])
+    with pytest.raises(ConfigError, match=r"LaminaTransformer\.fit: max_length is '4'"):
+        LaminaTransformer(base, max_length="4").fit([long])  # pyright: ignore[reportArgumentType]
 
 
 def test_layers_stand_side_by_side_under_their_names(base: str, texts: list[str]):

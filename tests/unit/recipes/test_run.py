@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.support.stored import save_base
 from lamina.errors import ConfigError, StoreError
 from lamina.prediction import evaluate
 from lamina.recipes import run_recipe as runner
+from lamina.recipes.estimate import estimate
 from lamina.recipes.expand import expand_recipe
 from lamina.recipes.load_tasks import load_task
 from lamina.recipes.paper_tables import markdown, plus_minus, summaries
@@ -557,3 +559,9 @@ def test_a_grid_over_seeds_is_one_setting():
 def test_plus_minus():
     assert plus_minus({"mean": 0.5, "interval": None}) == "0.500"
     assert plus_minus({"mean": 0.5, "interval": 0.01234}) == "0.500 ± 0.012"
+
+
+@pytest.mark.parametrize("function", [run_recipe, estimate])
+def test_a_path_in_place_of_a_recipe_is_refused(function: Callable[[Any], object]):
+    with pytest.raises(ConfigError, match=r"recipe is 'film\.yaml'; it must be a recipe from load_recipe"):
+        function("film.yaml")
