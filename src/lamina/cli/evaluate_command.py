@@ -265,7 +265,8 @@ def shortened(text: str, most: int) -> str:
     """
     if len(text) <= most:
         return text
-    return f"{text[: most // 2].rsplit(None, 1)[0]} [...] {text[-most // 2 :].split(None, 1)[-1]}"
+    start, end = text[: most // 2].rsplit(None, 1), text[-most // 2 :].split(None, 1)
+    return f"{''.join(start[:1])} [...] {''.join(end[-1:])}"  # a half of spaces only has no words
 
 
 def _plain(text: JSON) -> str:

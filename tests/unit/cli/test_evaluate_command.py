@@ -169,6 +169,8 @@ def test_spans_are_marked_in_their_text():
     assert shown.plain.count("[...]") == 2
     assert len(shown.plain) < 400
     assert shortened("a b c", 9) == "a b c"
+    assert shortened(" " * 8 + "ab" * 4, 8) == " [...] abab"  # a half may have spaces only
+    assert shortened("ab" * 4 + " " * 8, 8) == "abab [...] "
     assert marked("as it is", []).plain == "as it is"
 
 
