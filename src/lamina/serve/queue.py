@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -109,8 +110,12 @@ class JobQueue:
         self.tokens -= sum(job.size for job in removed)
         return removed
 
-    def take(self, budget: Budget, piece: int | None = None) -> list[AnyJob]:
-        """Remove the requests of the next batch from the queue, which must not be empty; return them, oldest first.
+    def has(self, largest: float) -> bool:
+        """Return whether a request of at most `largest` tokens waits."""
+        return any(job.size <= largest for job in self._jobs)
+
+    def take(self, budget: Budget, piece: int | None = None, largest: float = math.inf) -> list[AnyJob]:
+        """Remove the requests of the next batch from the queue; return them, oldest first.
 
         The batch has the oldest request, and the requests that are cheapest to run along with it (see `next_batch`). A
         much shorter request may overtake the oldest one, but not for long: once the batches that overtook a request
@@ -120,12 +125,13 @@ class JobQueue:
             budget: Maximum tokens of a batch, and the fixed cost of a pass in tokens.
             piece: A request of more tokens than this is a batch by itself, so that others do not wait for all of it.
                 None: the maximum of the budget.
+            largest: Requests of more tokens than this stay in the queue. There must be a smaller one; see `has`.
         """
 
         def cost(job: AnyJob) -> int:
             return budget.overhead + job.size
 
-        jobs = self._jobs
+        jobs = [job for job in self._jobs if job.size <= largest]
         patient = (place for place, job in enumerate(jobs) if job.overtaken >= _PATIENCE * cost(job))
         shorter = (place for place, job in enumerate(jobs) if _SHORTER * cost(job) <= cost(jobs[0]))
         first = next(patient, next(shorter, 0))

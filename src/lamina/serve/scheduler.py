@@ -99,12 +99,12 @@ class _Turn:
     """What a thread does next with one free pass: begin a new batch, or run the next pass of one that has begun.
 
     `jobs` are the requests, and `run` the batch if it has begun. `holds` says what the scheduler counts for this turn:
-    "pass" (it is running), "place" (it waits for a free pass), or "nothing" (it has ended, or it is a very large
-    request whose texts are not tokenised yet). `keeps_pass`: further passes of this turn follow.
+    "pass" (it is running), "place" (it waits for a free pass), "reading" (it is a very large request that is not yet
+    tokenised), or "nothing" (it has ended). `keeps_pass`: further passes of this turn follow.
     """
 
     jobs: Sequence[AnyJob]
-    holds: Literal["nothing", "place", "pass"]
+    holds: Literal["nothing", "reading", "place", "pass"]
     run: _Run | None = None
     keeps_pass: bool = False
 
@@ -179,6 +179,7 @@ class Scheduler:
         self._workers: dict[Hashable, AnyWorker] = {}
         self._free = passes  # number of passes that may start now
         self._ready = 0  # tokenised batches that wait for a free pass
+        self._reading = 0  # very large requests that are being tokenised
         self._paused: list[_Run] = []  # batches between two passes, oldest first
         self._is_new_next = False  # whether a new batch goes before the paused ones
         self._threads = [Thread(target=self._work, daemon=True) for _ in range(passes + 1)]
@@ -189,6 +190,11 @@ class Scheduler:
     def _budget(self) -> Budget:
         """The maximum number of tokens of a pass, and its fixed cost with the engine that answers now."""
         return Budget(self._slice, _OVERHEAD[self._device if self.engine.name == "torch" else "onnx"])
+
+    @property
+    def _largest(self) -> float:
+        """The most tokens of a request that may be taken now, so that one thread is left for others; under the lock."""
+        return _LARGE if self._reading == len(self._threads) - 1 else math.inf
 
     @property
     def bank(self) -> ReaderBank:
@@ -400,12 +406,13 @@ class Scheduler:
         with self._changed:
             seen = -1  # length of the queue when it was last looked at
             # A free pass that a tokenised batch already waits for is that batch's, hence `_free > _ready`.
-            while not ((self._waiting or self._paused) and self._free > self._ready):
+            while not ((self._paused or self._waiting.has(self._largest)) and self._free > self._ready):
                 if self._closing and not self._waiting and not self._paused:
                     return None
                 # At most one batch is tokenised ahead: a second would only fix its texts earlier than needed. A very
                 # large request does not count until its texts are tokenised, so a batch may be tokenised beside it.
                 is_worth = not self._ready and self._waiting.tokens >= _READ_AHEAD_TOKENS
+                is_worth = is_worth and self._waiting.has(self._largest)
                 if is_worth and seen == len(self._waiting):
                     break
                 seen = len(self._waiting)
@@ -416,18 +423,19 @@ class Scheduler:
         """Return a new batch from the queue, or the oldest paused batch, alternating between the two.
 
         The caller holds the lock. The turn counts as running, or as ready if no pass is free. A very large request
-        counts as neither until its texts are tokenised, because others would wait for its pass meanwhile.
+        counts as neither until its texts are tokenised ("reading"), because others would wait for its pass meanwhile.
         """
         begun = self._free > self._ready
-        if begun and self._paused and not (self._is_new_next and self._waiting):
+        if begun and self._paused and not (self._is_new_next and self._waiting.has(self._largest)):
             run = self._paused.pop(0)
             self._free -= 1
             self._is_new_next = True
             return _Turn(run.jobs, "pass", run)
         self._is_new_next = False
-        jobs = self._waiting.take(self._budget, self._piece)
+        jobs = self._waiting.take(self._budget, self._piece, self._largest)
         if jobs[0].size > _LARGE:
-            return _Turn(jobs, "nothing")
+            self._reading += 1
+            return _Turn(jobs, "reading")
         if begun:
             self._free -= 1
         else:
@@ -439,8 +447,9 @@ class Scheduler:
         with self._changed:
             if turn.holds == "pass":
                 return
-            if turn.holds == "nothing":
-                self._ready, turn.holds = self._ready + 1, "place"
+            if turn.holds == "reading":
+                self._reading, self._ready, turn.holds = self._reading - 1, self._ready + 1, "place"
+                self._changed.notify()  # the next very large request may be tokenised now
             self._pass_ended.wait_for(lambda: self._free > 0 or time.monotonic() >= self._ends_at)
             if self._free <= 0:
                 raise ClosedError(_SHUT_DOWN)
@@ -455,12 +464,12 @@ class Scheduler:
         as ready. A second call for the same turn changes nothing.
         """
         with self._changed:
-            if turn.holds == "nothing":  # ended before, or a very large request that failed while it was tokenised
+            if turn.holds == "nothing":  # it has ended before
                 return
-            if turn.holds == "pass":
-                self._free += 1
-            else:  # tokenising failed, or all clients left, before the pass began
-                self._ready -= 1
+            self._free += turn.holds == "pass"
+            # tokenising failed, or all clients left, before the pass began
+            self._reading -= turn.holds == "reading"
+            self._ready -= turn.holds == "place"
             turn.holds = "nothing"
             self._pass_ended.notify()
             self._changed.notify_all()
