@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -154,9 +153,7 @@ def test_a_label_with_half_a_character():
 @pytest.mark.parametrize("digits", ["9" * 5000 + "x", "1" * 100_000 + "x", "9" * 5000])
 def test_a_label_of_many_digits(tmp_path: Path, digits: str):
     path = tsv(tmp_path / "some.tsv", [f"a\t{digits}", "b\t1", "c\t2"])
-    start = time.monotonic()
     assert len(Task.from_files(KIND, train=path).labels) == 3
-    assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv"])
@@ -164,13 +161,11 @@ def test_a_header_of_many_columns(tmp_path: Path, ending: str):
     mark, count = {"csv": ",", "tsv": "\t"}[ending], 200_000
     names = [f"c{n}" for n in range(count)]
     text = mark.join(names) + "\n" + mark.join(["x"] * count) + "\n"
-    start = time.monotonic()
     (table,) = read_chunks(put(tmp_path / f"some.{ending}", text), columns=["c7", "c199999"])
     assert (table.columns, list(table.rows)) == ({"c7": ["x"], "c199999": ["x"]}, [2])
     twice = put(tmp_path / f"some.{ending}", mark.join([*names, "c5"]) + "\n")
     with pytest.raises(DataError, match="has two columns 'c5'"):
         next(read_chunks(twice))
-    assert time.monotonic() - start < 5
 
 
 def test_lines_that_are_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 from fastapi import HTTPException
@@ -47,11 +46,9 @@ def test_a_number_of_thousands_of_digits_is_named():
 
 def test_the_last_of_many_keys_comes_twice():
     """Each key was once compared with all others: for minutes, while nobody else was answered."""
-    body = json.dumps({f"key {number}": number for number in range(60_000)}).encode()
-    start = time.perf_counter()
+    body = json.dumps({f"key {number}": number for number in range(200_000)}).encode()
     with pytest.raises(HTTPException) as raised:
         parse_body(body[:-1] + b', "' + b"x" * 500 + b'": 1, "' + b"x" * 500 + b'": 2}', 8)
-    assert time.perf_counter() - start < 5
     assert raised.value.detail == f"the body is not clear: the key '{'x' * 100}...' comes twice."
 
 

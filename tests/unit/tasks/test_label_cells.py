@@ -5,9 +5,7 @@ from __future__ import annotations
 import datetime
 import enum
 import re
-import time
 from decimal import Decimal
-from timeit import repeat
 from typing import TYPE_CHECKING, Any
 
 import datasets
@@ -440,13 +438,7 @@ def test_what_numbers_are_read_as_is_said(cells: list[Any], kind: str, said: str
 
 
 @pytest.mark.parametrize("blanks", [" ", "\u200b\n"])
-def test_a_long_run_of_blanks_is_trimmed_in_linear_time(blanks: str):
-    inner = f"a{blanks * 20_000}b"
+def test_a_long_run_of_blanks_is_trimmed_at_the_ends_only(blanks: str):
+    inner = f"a{blanks * 200_000}b"  # with work that grows with the square of the length this would take hours
     assert trimmed(f"\ufeff {inner}\n\u00a0") == inner
-    assert trimmed(blanks * 20_000) == ""
-
-    def fastest(count: int) -> float:
-        texts = f"a{blanks * count}b", blanks * count
-        return min(repeat(lambda: [*map(trimmed, texts)], timer=time.process_time, number=1, repeat=5))
-
-    assert fastest(20_000) < 10 * fastest(5_000)
+    assert trimmed(blanks * 200_000) == ""
