@@ -50,8 +50,17 @@ def saved_monitors(infos: Mapping[str, Info]) -> dict[str, AnyMonitor]:
             for name, fields in info.get(MONITORS, {}).items():
                 if name in monitors:
                     raise ValueError(f"another reader has a monitor '{name}' too")
-                monitors[name] = (Cascade if "first" in fields else Monitor).from_dict(fields)
+                # another bank that shares the reader may have stored the name that the reader has there
+                if "first" in fields:
+                    monitors[name] = Cascade.from_dict({**fields, "second": _of_reader(fields["second"], reader)})
+                else:
+                    monitors[name] = Monitor.from_dict(_of_reader(fields, reader))
     return monitors
+
+
+def _of_reader(fields: Info, reader: str) -> Info:
+    """Return the fields of a saved monitor with `reader` as the name of its reader, if they have one."""
+    return {**fields, "reader": reader} if "reader" in fields else fields
 
 
 def store_monitor(readers: Readers, monitor: AnyMonitor) -> None:

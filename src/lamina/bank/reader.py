@@ -314,17 +314,14 @@ class ReaderModule(nn.Module):
             if part.get("reader") == name:
                 part["reader"] = to
 
-    def monitors_of(self, readers: Collection[str]) -> list[str]:
-        """Return the names of the stored monitors that use one of `readers`.
+    def cascades_of(self, readers: Collection[str]) -> list[str]:
+        """Return the names of the stored cascades whose first reader is one of `readers`; their second is this one."""
+        firsts = {name: fields.get("first") for name, fields in self.monitors.items() if isinstance(fields, dict)}
+        return [name for name, part in firsts.items() if isinstance(part, dict) and str(part.get("reader")) in readers]
 
-        A cascade uses two readers, and is stored only with its second one.
-        """
-        stored = {name: _parts(fields) for name, fields in self.monitors.items()}
-        return [name for name, parts in stored.items() if any(str(part.get("reader")) in readers for part in parts)]
-
-    def drop_monitors_of(self, readers: Collection[str]) -> None:
-        """Remove the stored monitors that use one of `readers`."""
-        for name in self.monitors_of(readers):
+    def drop_cascades_of(self, readers: Collection[str]) -> None:
+        """Remove the stored cascades whose first reader is one of `readers`."""
+        for name in self.cascades_of(readers):
             self.drop_monitor(name)
 
     def drop_monitor(self, name: str) -> None:

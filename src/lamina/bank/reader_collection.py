@@ -252,8 +252,9 @@ class ReaderCollection(nn.Module):
         """Add readers of another bank on the same model, with their weights. Readers of the same name are replaced.
 
         The two banks then share these modules, in the mode of this bank, and their monitors: training one bank changes
-        the other. If one bank renames a shared reader, its monitors have the new name in both banks, and the other bank
-        cannot use them until it renames the reader too.
+        the other. Each bank may rename a shared reader, and its monitors have the reader's name in that bank. But a
+        cascade of two shared readers finds its first reader by name: if one bank renames that reader, the other must
+        rename it too before it can use the cascade.
 
         Cascades of staying readers that use a replaced reader are removed, because they were calibrated with its old
         weights. A reader that the banks already share is not replaced.
@@ -279,7 +280,7 @@ class ReaderCollection(nn.Module):
                 raise ConfigError(f"bank.update: {problem}. Drop one of them with bank.drop_monitor.")
         replaced = [name for name, reader in coming.items() if name in self and self[name] is not reader]
         for reader in staying:
-            reader.drop_monitors_of(replaced)
+            reader.drop_cascades_of(replaced)
         for name, reader in coming.items():
             self.readers[key_of(name)] = reader.train(self.training)
 

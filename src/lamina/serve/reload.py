@@ -159,12 +159,12 @@ class Reloader:
             # the server has removed a reader of this name earlier, and now another one is added
             return source is self._scheduler.bank and other in self._latest
 
-        changed = {other for other in bank if bank[name].monitors_of([other]) and is_changed(other)}
-        removed = bank[name].monitors_of(changed)
+        changed = {other for other in bank if bank[name].cascades_of([other]) and is_changed(other)}
+        removed = bank[name].cascades_of(changed)
         if removed:
             reader = bank.readers[key_of(name)] = copy(bank[name])
             reader.info = dict(reader.info)
-            reader.drop_monitors_of(changed)
+            reader.drop_cascades_of(changed)
         return removed
 
     def _inside(self, folder: str) -> Path:

@@ -354,7 +354,7 @@ def _record_training(engine: Engine) -> None:
             }
     if isinstance(engine.runner, BankRunner):
         for name in engine.runner.bank:
-            engine.runner.bank[name].drop_monitors_of(engine.plan.tasks)
+            engine.runner.bank[name].drop_cascades_of(engine.plan.tasks)
 
 
 def _row(engine: Engine, learner: Learner, spec: RunSpec) -> TableRow:

@@ -533,6 +533,26 @@ def test_a_monitor_follows_a_reader_that_is_renamed():
     assert bank.monitors["both"].readers == ("small", "flag")
 
 
+def test_a_monitor_has_the_name_that_its_reader_has_in_each_bank():
+    bank = bank_of()
+    bank.keep_monitor(Monitor("flag", "odd", threshold=0.4, name="m"))
+    bank.keep_monitor(Cascade(Monitor("cheap", "odd", threshold=0.4), Monitor("flag", "odd"), name="both"))
+    other = ReaderBank(bank.model)
+    other.update(bank)
+    other.rename("flag", "big")
+    assert {name: monitor.readers for name, monitor in other.monitors.items()} == {
+        "m": ("big",),
+        "both": ("cheap", "big"),
+    }
+    assert {name: monitor.readers for name, monitor in bank.monitors.items()} == {
+        "m": ("flag",),
+        "both": ("cheap", "flag"),
+    }
+    bank.add("big", Reader(AdaLayers(dim=8), TOKENS))
+    bank["flag"].drop_cascades_of(["big"])  # as training the reader "big" does
+    assert [*bank.monitors] == ["m", "both"]
+
+
 def test_a_cascade_without_its_first_reader_is_named():
     bank = bank_of()
     bank.keep_monitor(Cascade(Monitor("cheap", "odd", threshold=0.4), Monitor("flag", "odd"), name="both"))
