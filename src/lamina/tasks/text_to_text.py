@@ -14,7 +14,7 @@ from lamina.data.batches import check_tokenizer, tokenizer_of
 from lamina.data.encode import Encoded, Windows, encode
 from lamina.data.read import Table, read_pair
 from lamina.data.windows import IGNORED
-from lamina.errors import DataError
+from lamina.errors import ConfigError, DataError
 from lamina.heads.base import TaskLike
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, Kind, Source
@@ -123,11 +123,13 @@ class TextToTextKind(Kind[PairInputs]):
         """Return the table of a file, or of a pair of text files whose lines belong together.
 
         See `Kind.read` for the other arguments. Raises DataError if a file cannot be read, or the numbers of lines of a
-        pair differ.
+        pair differ; ConfigError if a file is no path.
         """
-        if not isinstance(source, str | Path):
-            return read_pair(source, (str(spec.text), str(spec.label)))
-        return super().read(source, spec, header)
+        if isinstance(source, str | Path) or not isinstance(source, Sequence):
+            return super().read(source, spec, header)
+        if odd := [path for path in source if not isinstance(path, str | Path)]:
+            raise ConfigError(f"task: a file is {odd[0]!r}; a path is needed.")
+        return read_pair(source, (str(spec.text), str(spec.label)))
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """Return the source texts of every split, with the texts to generate as labels; see `Kind.build`.

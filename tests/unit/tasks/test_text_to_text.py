@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from inspect import unwrap
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,10 @@ from tests.support.tiny import FAMILIES
 
 from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.tasks import kind_of
-from lamina.tasks.base import EncodeOptions, GenerationOptions
+from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions
 from lamina.tasks.split import Split
 from lamina.tasks.task import Task
-from lamina.tasks.text_to_text import PairInputs, texts_of
+from lamina.tasks.text_to_text import PairInputs, TextToTextKind, texts_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -334,3 +335,10 @@ def test_what_an_estimate_asks():
     assert KIND.generates
     assert not kind_of(SEQUENCE).generates
     assert KIND.model_rows(10, 900.4, 512, None) == (10, 512)
+
+
+@pytest.mark.parametrize(("source", "got"), [(("a.txt", 5), "5"), ((None, "a.txt"), "None")])
+def test_files_of_a_pair_are_paths(source: Any, got: str):
+    kind = kind_of("translation")
+    with pytest.raises(ConfigError, match=f"task: a file is {got}; a path is needed"):
+        unwrap(TextToTextKind.read)(kind, source, ColumnSpec(kind, "sentence", "label"))
