@@ -191,13 +191,8 @@ def check_range(
 ) -> None:
     """Raise ConfigError unless `low <= value <= high`; None passes, NaN does not.
 
-    Args:
-        op: The operation, for the message.
-        name: The option's name, for the message.
-        value: The option's value.
-        low: Smallest allowed value.
-        high: Largest allowed value; the default allows infinity too.
-        open_high: Whether `value` must be smaller than `high`, not equal to it.
+    With `open_high`, `value` must be smaller than `high`. `op` and `name` are the operation and the option, for the
+    message.
     """
     if value is None or (low <= value < high if open_high else low <= value <= high):
         return

@@ -83,7 +83,6 @@ class GenerateCall:
         kwargs: Keyword arguments of the decoding method.
 
     Attributes:
-        model: The model.
         config: The options of the call, as `generate` uses them.
         beams: Whether it decodes by beam search.
         assisted: Whether it uses speculative decoding: some passes then read draft tokens that may be rejected.
@@ -179,7 +178,6 @@ class Interception(NamedTuple):
     """What `intercept_generate` calls when a model generates.
 
     Attributes:
-        model: The model.
         on_generate: Called with the `GenerateCall`. Returns a context manager that encloses the decoding; it yields a
             function that is then called with the result.
         is_waiting: Returns whether readers wait for the next generated text; if so, the options of `generate` are

@@ -110,9 +110,10 @@ def tap(
             that part of the block adds to the state. The embeddings (layer 0) have neither. See `layers.sites.at_site`.
 
     Yields:
-        A dict from layer to state `[batch, tokens, width]`. It fills while the model is called in this thread or task,
-        and is emptied when the next pass over the stack begins, so after `generate` it holds the last pass. States
-        carry gradients if the pass does. Looking up a layer that was not collected raises a ConfigError that says why.
+        A dict from layer to state `[batch, tokens, width]`, not copied. It fills while the model is called in this
+        thread or task, and is emptied when the next pass over the stack begins, so after `generate` it holds the last
+        pass. States carry gradients if the pass does. Looking up a layer that was not collected raises a ConfigError
+        that says why.
 
     Raises:
         UnsupportedModelError: If the model's layers cannot be found, or not at that site.

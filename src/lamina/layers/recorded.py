@@ -57,9 +57,6 @@ class RecordedModel(PreTrainedModel):
     """A model without weights, with the layers of a model whose states were recorded. A bank can be trained on it.
 
     It cannot compute anything: `forward` raises ConfigError.
-
-    Attributes:
-        facts: The facts about the recorded model.
     """
 
     config_class = RecordedConfig

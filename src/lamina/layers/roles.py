@@ -33,7 +33,6 @@ class OwnPositions:
         role: "query" or "key": what the projection computes.
         path: Path of the projection, relative to the block.
         setting: Name of a config setting that is a list. The model has the projection if the list contains `value`.
-        value: See `setting`.
     """
 
     role: Literal["query", "key"]

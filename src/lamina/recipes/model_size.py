@@ -251,8 +251,6 @@ class SizedRun:
     """A run of a recipe with the sizes of its data and of its model; the model is on the meta device.
 
     Attributes:
-        recipe: The recipe.
-        spec: The run.
         task: The run's task with its number of rows and tokens.
         options: The run's options of `lamina.fit`.
         model: The model with the sizes of its parts; with a reader, the model of the auto class `base_class`.

@@ -28,7 +28,6 @@ class MeanScore(TypedDict):
     """The mean of several runs' scores.
 
     Attributes:
-        mean: The mean.
         spread: Sample standard deviation; 0 for a single run.
         interval: Half the width of the 95 % t interval; None for a single run.
     """
@@ -44,7 +43,6 @@ class SummaryRow(MeanScore):
     The fields of `MeanScore` describe the best validation scores.
 
     Attributes:
-        task: Name of the task.
         method: Name of a reader, or of a way to fine-tune the whole model.
         trains: Which of these: "reader" or "method"; files of earlier versions lack it.
         settings: Values of the grid, by full key.
@@ -288,8 +286,8 @@ def _fill_figure(
 
     A point has the mean over all runs of its tasks. For each task, the setting with the best validation score counts.
     Runs that an axis leaves out are skipped; a run without the setting on the x axis gets a point without x. The split
-    is that of the layout, else the one on which the recipe evaluates, else "validation". Epochs always have validation
-    scores.
+    is that of the layout, else the one on which the recipe evaluates, else "validation". With epochs on the x axis, it
+    is always "validation".
     """
     by_epoch = layout.x.key == "epoch"
     part = "validation" if by_epoch else layout.part or recipe.evaluate or "validation"

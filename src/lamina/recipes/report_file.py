@@ -34,7 +34,6 @@ class Cell:
 
     Attributes:
         row: Name of its row; `column` is the name of its column.
-        metric: Name of the metric.
         mean: Mean score of the setting's runs, of all tasks in the cell.
         spread: Sample standard deviation; 0 for a single run.
         interval: Half the width of the 95 % t interval; None for a single run.
