@@ -232,7 +232,7 @@ def _tasks(files: Mapping[str, Path]) -> dict[str, Task]:
 
 
 def _add_readers(bank: ReaderBank, tasks: Mapping[str, Task], seed: int, *, full: bool) -> list[DemoReader]:
-    """Add each task's readers to the bank: default, last layer, and in the full demo each single layer.
+    """Add each task's readers to the bank, with this seed: default, last layer, and if `full` each single layer.
 
     Return what was added, task by task, in this order.
     """

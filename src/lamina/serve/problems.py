@@ -74,7 +74,7 @@ def problem_body(path: str, error: str, error_type: str, param: str | None = Non
     """Return the body of an error response, in the shape for `path`: OpenAI's or that of text-embeddings-inference.
 
     `error` is the message, `error_type` the fixed name of this kind of error, and `param` the key of the request that
-    is wrong, if a single one is.
+    is wrong (None: several or none).
     """
     if not path.startswith(OPENAI):
         return {"error": error, "error_type": "Validation" if error_type == "TooLong" else error_type}

@@ -26,8 +26,8 @@ _YES = ("yes", "true", "1", "flagged", "unsafe", "harmful", "toxic", "spam")  # 
 def examples_of(inputs: Inputs, pairs: Callable[[], bool]) -> tuple[list[Example], bool]:
     """Return a request's `inputs` as a list of texts, pairs or files, and whether they are a single example.
 
-    `pairs` is called if `inputs` is a flat list of two texts; it returns whether these are a pair. Raises ConfigError
-    if the examples are not all texts, or all files of one kind, or a file is not Base64.
+    `pairs` is called if `inputs` is a flat list of two texts; it returns whether these are a pair. Raises its errors,
+    and ConfigError if the examples are not all texts, or all files of one kind, or a file is not Base64.
     """
     if isinstance(inputs, str | FileInput):
         return [_example(inputs)], True

@@ -89,9 +89,9 @@ def count_tokens(tokenizer: Tokenizer, text: str, most: int) -> tuple[int, bool]
 def near_end(tokenizer: Tokenizer, text: str, most: int, side: Side) -> str:
     """Return a part of a long text that is quick to tokenise and has the `most` tokens that are read at one end.
 
-    It is the text's start, or its end if `side` is "left". It has at least `2 * most` tokens, so the tokens that are
-    read are the same as in the whole text. A short text is returned whole. Raises TooLongError if even a very long part
-    has fewer tokens.
+    `side` is where the text is cut: "left" keeps its end, "right" its start. The part has at least `2 * most` tokens,
+    so the tokens that are read are the same as in the whole text. A short text is returned whole. Raises TooLongError
+    if even a very long part has fewer tokens.
     """
     size = 2 * _CHARACTERS * most + _PIECE
     for end in (size, 4 * size):

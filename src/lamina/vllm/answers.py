@@ -98,7 +98,7 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         return self._end
 
     def before(self, output: int) -> int:
-        """Return how many tokens are read once `output` are generated: the prompt and all but the last of those."""
+        """Return how many tokens are read once `output` tokens are generated: the prompt, and all of these but one."""
         return self._prompt + output - 1
 
     def to_dict(self, first: int = 0) -> dict[str, JSON]:

@@ -213,8 +213,8 @@ def install_pooling(serving: PoolingServing, layout: Layout) -> None:
 def _check_requests(serving: Serving, method: str, layout: Layout) -> None:
     """Make a method that serves requests answer with status 422 if the readers cannot run for a request.
 
-    `method` is the name of a method of `serving`, which is replaced. Requests that name an unknown reader, or use beam
-    search, are refused.
+    `method` is the name of a method of `serving`, which is replaced. Refused are requests that name an unknown reader,
+    name readers in a wrong form, or use beam search.
     """
     create: Callable[..., Awaitable[object]] = getattr(serving, method)
 

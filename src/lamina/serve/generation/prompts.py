@@ -65,7 +65,7 @@ def generates_text(bank: ReaderBank) -> bool:
 
 
 def encode_prompt(bank: ReaderBank, prompt: str | Messages, max_total_tokens: int) -> dict[str, Tensor]:
-    """Encode a prompt or a chat as inputs of `generate`: input_ids and attention_mask, each `[1, tokens]`.
+    """Encode a prompt or chat for `generate`: input_ids and attention_mask, `[1, tokens]`, on the bank's device.
 
     Raises ConfigError if the prompt is empty, or the messages are not a chat that the tokenizer's template accepts.
     Raises TooLongError if tokenising had to stop early, after more than `max_total_tokens` tokens or more than the

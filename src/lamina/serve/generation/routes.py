@@ -60,7 +60,7 @@ class Items:
         """Wait for the next token or the end of the text, and return it.
 
         Raises:
-            HTTPException: With status 503 if nothing comes in time.
+            HTTPException: With status 503 if nothing comes within `timeout_s` seconds.
             LaminaError: If the generation of the text has failed.
         """
         try:
@@ -85,7 +85,7 @@ class Items:
 
 
 class Events(StreamingResponse):
-    """A streaming response of server-sent events. It ends the text if the client leaves, or reads nothing for a while.
+    """A streaming response of server-sent events. It ends the text if the client leaves.
 
     `first` is the first token (or the end), already taken from `items`; its events come before those of all later
     items. `shape` converts a token or the end to the data of events. Errors have the shape for `path`, the path of the
