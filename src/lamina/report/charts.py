@@ -260,10 +260,11 @@ def _colour(altair: ModuleType, drawing: Drawing, *, shape: bool = False) -> Cha
 
 
 def _highlight(altair: ModuleType, drawing: Drawing) -> tuple[Callable[[Chart], Chart], Callable[[float], Any]]:
-    """Return two functions: the first returns a chart whose legend selects series by a click; the second, opacities.
+    """Return two functions, by which a click on a chart's legend selects series.
 
-    The second returns the opacity channel for an opacity: marks of the selected series have it, and all others are
-    faint. Without a legend, the first returns its chart unchanged, and the opacity is constant.
+    The first returns a chart with the selection. The second returns the opacity channel for an opacity: marks of the
+    selected series have it, and all others are faint. Without a legend, the first returns its chart unchanged, and the
+    opacity is constant.
     """
     if not drawing.has_legend:
         return lambda chart: chart, altair.value

@@ -156,7 +156,7 @@ class _Chart:
         section: The section (one study or training run) that it belongs to.
         name: Its name. Charts with equal names, from several runs, are comparable.
         drawing: Its contents.
-        spec: The same as a Vega-Lite specification with its data.
+        spec: `drawing` as a Vega-Lite specification, with its data.
         number: Its number on the page, from 1.
     """
 

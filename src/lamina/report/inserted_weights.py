@@ -64,8 +64,8 @@ def inserted_weights(model: PreTrainedModel, start: PreTrainedModel | None = Non
     """Return the weights of a trained model's inserted layers before and after training, in the order of the model.
 
     `start` is the model before training; None: the initial weights are computed again, from the seeds in the model's
-    record of edits. Raises ConfigError if the model has no inserted layers (any more, after a merge), or `start` lacks
-    one of them.
+    record of edits. Raises ConfigError if the model has no inserted layers (a merge removes them), or `start` lacks
+    one.
     """
     before = {} if start is None else {name: parameter.detach() for name, parameter in start.named_parameters()}
     for edit in (edit for edit in edits(model) if edit.kind == "insert" and start is None):

@@ -400,7 +400,7 @@ def plain(cell: object) -> Cell:
 def _counts(rows: Frame, settings: Mapping[str, JSON]) -> list[str]:
     """Return a remark, in a list, on how much was measured, such as "n = 872 rows"; [] if that is not known.
 
-    It comes from the first column of `COUNTS` that the table has, or else from a setting of such a name.
+    It comes from the first name in `COUNTS` that is a column with a value; otherwise, from the first that is a setting.
     """
     for name, noun in COUNTS.items():
         counts = sorted({int(count) for count in rows[name].dropna()}) if name in rows else []

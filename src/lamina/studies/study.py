@@ -46,7 +46,7 @@ class Figure:
             "scatter" (a point per row).
         x: Column of the horizontal axis.
         value: Column with the numbers.
-        y: Column on the vertical axis of a "heat" chart.
+        y: Column on the vertical axis of a "heat" chart, which needs one.
         colour: Column; each of its values gets a colour. None: one colour.
         facet: Column; each of its values gets a panel. None: one panel.
         label: Column whose values are written into the rectangles of a "heat" chart, such as a predicted token. None:

@@ -166,7 +166,7 @@ def portion(
     Args:
         data: The data set.
         rows: Number of training rows. None: as many as possible.
-        share: Share of the positive class. None: half. With any share, the same number of rows is used, which is lower.
+        share: Share of the positive class. None: half. With a share, only as many rows are used as all `SHARES` allow.
         scored: Maximum number of scored rows. None: all that are left.
         other: A data set whose rows are scored instead: all, or `scored` of them with the same share of each class.
         seed: Seed of the draw.

@@ -229,8 +229,8 @@ def _score_cut_model(
 ) -> list[Row]:
     """Run a cell of the phase "cut": cut the model as proposed, train a reader of the proposed layers, and score it.
 
-    Returns one table row, with the score on the validation rows. `saved` is the study's output folder, and the name of
-    the folders in it where the cut model and its bank are saved; None: they are not saved. `seed` decides the reader's
+    Returns one table row, with the score on the validation rows. `saved` is (the study's output folder, a name): the
+    cut model is saved in its `models/<name>`, the bank in `readers/<name>`. None: neither. `seed` decides the reader's
     initial weights, the held-out rows and the order of the rows.
     """
     model, processor, _ = inputs.fresh(_OP)

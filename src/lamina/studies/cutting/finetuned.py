@@ -114,8 +114,8 @@ def _trained_sentence(
 ) -> str:
     """Return a sentence that begins with `what` and compares the scores of two settings after the last epoch.
 
-    `where`, `edited` and `unedited` are column -> value: of both settings, of the edited models alone, and of the
-    unedited models alone. `table` is the study's table.
+    All compared rows of the study's `table` have the values in `where` (column -> value). Those of the edited models
+    also have the values in `edited`, the others those in `unedited`.
     """
     scores, reference = (
         scores_by_seed(table, {**where, "stage": "trained", **setting}) for setting in (edited, unedited)

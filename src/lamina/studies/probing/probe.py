@@ -195,8 +195,6 @@ def probe(  # noqa: PLR0913 the options of a public entry point
 def _check_sites(model: PreTrainedModel, stack: LayerStack, sites: Sequence[Site], layers: Sequence[int]) -> None:
     """Check that the chosen sites exist, once each, and can be read in the model's blocks.
 
-    `layers` are the layers to read.
-
     Raises:
         UnknownNameError: If a site does not exist.
         ConfigError: If there is no site, one is named twice, or one is inside blocks and layer 0 is the only layer.
