@@ -107,7 +107,8 @@ def paired_bootstrap(
 
     The interval consists of percentiles of the resampled differences. The p value is twice the share of resamples whose
     difference is 0 or has the opposite sign. Numerator and denominator of the share are raised by one, so that p is
-    never 0. Raises ConfigError if the two shapes differ, there are no rows, or an option is out of its range.
+    never 0. Raises ConfigError if the two shapes differ or are not allowed, there are no rows, or an option is out of
+    range.
 
     Args:
         first: Scores of the first method, `[rows]` or `[seeds, rows]`; or, with `metric`, counts per row, `[rows,
@@ -131,8 +132,10 @@ def paired_bootstrap(
     check_range(op, "confidence", confidence, 0.5, 1, open_high=True)
     check_range(op, "seed", seed, 0)
     left, right = np.asarray(first, float), np.asarray(second, float)
-    if left.shape != right.shape or not left.size:
-        raise ConfigError(f"{op}: the scores have the shapes {left.shape} and {right.shape}; both need the same rows.")
+    if left.shape != right.shape or not left.size or left.ndim not in ((1, 2) if metric is None else (2, 3)):
+        axes = "[rows] or [seeds, rows]" if metric is None else "[rows, counts] or [seeds, rows, counts]"
+        came = f"the scores have the shapes {left.shape} and {right.shape}"
+        raise ConfigError(f"{op}: {came}; both need the same rows, as {axes}.")
     counts = np.stack([_as_counts(left, metric), _as_counts(right, metric)])  # [2, seeds, rows, counts]
     score: Metric = metric or (lambda totals: totals[..., 0] / totals[..., 1])
     _, seeds, rows, _ = counts.shape

@@ -84,6 +84,12 @@ def test_what_cannot_be_compared(second, options, match):
         paired_bootstrap(np.zeros(2), second, **options)
 
 
+@pytest.mark.parametrize(("shape", "metric"), [((), None), ((2, 2, 2), None), ((2,), lambda totals: totals[..., 0])])
+def test_scores_of_too_few_or_too_many_axes_are_refused(shape, metric):
+    with pytest.raises(ConfigError, match="paired_bootstrap: the scores have the shapes"):
+        paired_bootstrap(np.zeros(shape), np.zeros(shape), metric=metric)
+
+
 def test_holm_is_that_of_the_paper():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
