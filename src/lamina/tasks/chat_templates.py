@@ -148,9 +148,9 @@ def _rendered(tokenizer: Tokenizer, messages: list[Message], **options: bool) ->
 def _differences(tokenizer: Tokenizer, messages: list[Message], op: str) -> tuple[str, list[Span]]:
     """Return the text of messages and the spans of its replies, for a template that does not mark replies.
 
-    A reply's span begins where the earlier messages with the prompt for a reply end, and ends where the text up to and
-    including the reply ends. Raises ConfigError, whose message begins with `op`, if one of these two texts changes when
-    more messages follow, because no span is known then.
+    A reply's span lies between the end of the earlier messages with the prompt for a reply, and the end of the text up
+    to the reply. Raises ConfigError, whose message begins with `op`, if one of these two texts changes when more
+    messages follow.
     """
     whole, spans = _text(tokenizer, messages), list[Span]()
     for number, message in enumerate(messages):

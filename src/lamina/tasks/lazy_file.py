@@ -168,9 +168,9 @@ def from_base64(text: str) -> bytes:
 
 
 def beside(folder: Path | None, entry: object) -> object:
-    """Return a cell with `folder` before its path, which is a string or "path" in a mapping without bytes.
+    """Return a cell with `folder` (None: unchanged) before its path: a string, or "path" in a mapping without bytes.
 
-    The path stays if there is a file at it but none in `folder`; URLs, other cells, and all without `folder` stay too.
+    URLs stay, and so does a path if there is a file at it but not in `folder`.
     """
     if folder is not None and isinstance(entry, Mapping) and "path" in entry and entry.get("bytes") is None:
         return {**entry, "path": beside(folder, entry["path"])}

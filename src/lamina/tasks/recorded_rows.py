@@ -119,9 +119,9 @@ class StatesInputs:
         return Encoded(window_table(columns))
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return {name: attention mask `[batch, tokens]`} of the rows with the indices `rows`; `epoch` is not used.
+        """Return {name: mask `[batch, tokens]`} of the rows with the indices `rows`; `epoch` is not used.
 
-        The name is "attention_mask", or "decoder_attention_mask" for states of the stack "decoder".
+        The name is "attention_mask", with "decoder_" in front for the stack "decoder".
         """
         counts = torch.tensor([self.recorded.tokens(int(self._rows[row])) for row in rows])
         mask = (torch.arange(int(counts.max())) < counts[:, None]).long()

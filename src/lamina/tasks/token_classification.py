@@ -59,10 +59,7 @@ class WordGroup(NamedTuple):
 
 
 def decided_words(encoded: Encoded, words: Sequence[Sequence[Span]]) -> list[WordGroup]:
-    """Return the words of all texts in groups: those predicted from one token, or one dropped word.
-
-    Arguments and errors are those of `deciding_tokens`.
-    """
+    """Return groups of all words: those predicted from one token, or one dropped word. See also `deciding_tokens`."""
     groups: list[WordGroup] = []
     texts = [text for text, row in enumerate(words) for _ in row]
     for number, (text, place) in enumerate(zip(texts, deciding_tokens(encoded, words), strict=True)):
