@@ -368,7 +368,7 @@ def _cut_first_texts(tokenizer: Tokenizer, pairs: Sequence[Text], max_tokens: in
 def _needs_prefix_space(tokenizer: Tokenizer) -> bool:
     """Return whether a tokenizer is a fast byte-level BPE that does not put a space before the first word itself.
 
-    It reads the first word differently from the same word after a space. Other tokenizers that do so count as False.
+    It reads the first word differently from the same word after a space. False for other tokenizers that do so.
     """
     step = getattr(getattr(tokenizer, "backend_tokenizer", None), "pre_tokenizer", None)
     state = {} if step is None else json.loads(step.__getstate__())

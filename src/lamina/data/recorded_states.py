@@ -305,7 +305,7 @@ class RecordedStates:
         return np.ones(manifest.rows, np.int64) if given is None else given
 
     def _agreed(self, given: np.ndarray | None, numbers: Sequence[int]) -> np.ndarray:
-        """Return the length of every row, from arrays that hold all rows in order: their indices in the manifest.
+        """Return the length of every row. `numbers` are the manifest's arrays that hold all rows in order, by index.
 
         `given` are the lengths that the manifest's file or other arrays gave, or None. Raises DataError if these arrays
         contradict `given`, a row has no token, or nothing says where a row ends.

@@ -148,8 +148,8 @@ def _rendered(tokenizer: Tokenizer, messages: list[Message], **options: bool) ->
 def _differences(tokenizer: Tokenizer, messages: list[Message], op: str) -> tuple[str, list[Span]]:
     """Return the text of messages and the spans of its replies, for a template that does not mark replies.
 
-    A reply's span lies between the end of the earlier messages with the prompt for a reply, and the end of the text up
-    to the reply. Raises ConfigError, whose message begins with `op`, if one of these two texts changes when more
+    A reply's span lies between the end of the earlier messages with the prompt for a reply, and the end of the text
+    with the reply. Raises ConfigError, whose message begins with `op`, if one of these two texts changes when more
     messages follow.
     """
     whole, spans = _text(tokenizer, messages), list[Span]()

@@ -59,7 +59,7 @@ class WordGroup(NamedTuple):
 
 
 def decided_words(encoded: Encoded, words: Sequence[Sequence[Span]]) -> list[WordGroup]:
-    """Return groups of all words: those predicted from one token, or one dropped word. See also `deciding_tokens`."""
+    """Return all words in groups: the words that one token decides, or one dropped word. See `deciding_tokens`."""
     groups: list[WordGroup] = []
     texts = [text for text, row in enumerate(words) for _ in row]
     for number, (text, place) in enumerate(zip(texts, deciding_tokens(encoded, words), strict=True)):
