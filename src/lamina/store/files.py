@@ -115,7 +115,7 @@ def claimed(folder: Path, names: Sequence[str] = (), *, force: bool = False) -> 
 
 def _remove_empty(folders: Iterable[Path]) -> None:
     """Remove folders, given innermost first; stop at the first that is not empty."""
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # ValueError: no folder can have this name
         for folder in folders:
             folder.rmdir()
 

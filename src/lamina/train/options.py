@@ -302,5 +302,5 @@ def _rule(problem: ErrorDetails) -> str:
         return f"{word} {bound}" if isinstance(bound, int) else f"{word} {bound:g}"
     return next(
         (words for start, words in _TYPES.items() if problem["type"].startswith(start)),
-        problem["msg"].removeprefix("Input should be "),
+        problem["msg"].removeprefix("Input should be ").removeprefix("Value error, "),
     )

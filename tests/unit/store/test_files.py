@@ -112,6 +112,10 @@ class TestStaged:
         with pytest.raises(StoreError, match=r"cannot be written \(Is a directory\); nothing"):
             save(tmp_path, "new")
 
+    def test_a_name_that_no_folder_can_have_is_refused(self, tmp_path: Path):
+        with pytest.raises(StoreError, match=r"was not written \(embedded null byte\)"):
+            save(tmp_path / "a\0b" / "c", "new")
+
     @pytest.mark.usefixtures("impatient")
     def test_a_second_run_is_refused_and_the_first_may_go_on(self, tmp_path: Path):
         with claimed(tmp_path / "bank"):

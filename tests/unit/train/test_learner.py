@@ -228,5 +228,5 @@ def test_patterns_say_which_parameters_decay():
     assert decayed(["*", "!head.*"]) == [2]
     with pytest.raises(ConfigError, match=r"weight_decay_on names 'heads\.\*', which matches none of 4 parameters"):
         decayed(["heads.*"])
-    with pytest.raises(ConfigError, match="weight_decay_on"):
+    with pytest.raises(ConfigError, match=r"weight_decay_on is \[\]; it must be matrices, all, or a list of patterns"):
         decayed([])
