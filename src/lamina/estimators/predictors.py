@@ -67,8 +67,8 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         random_state: Seed of initial weights, dropout, order of the texts and validation split; or a NumPy generator
             that draws one. None: NumPy's global generator.
         options: Further options of `lamina.fit`, such as `{"weight_decay": 0.01, "cache": "on"}`.
-        backend: What computes predictions on a CPU, as in `lamina.predict`: "auto", "torch", "onnx" or "int8". An
-            estimator that was loaded from a folder writes its ONNX export into this folder.
+        backend: What computes predictions on a CPU, as in `lamina.predict`: "auto", "torch", "onnx" or "int8". It is
+            not checked by `fit`. An estimator that was loaded from a folder writes its ONNX export into this folder.
 
     Attributes:
         classes_: The classes, sorted. With several labels per text: the numbers of the labels, from 0.
