@@ -39,7 +39,7 @@ def server_of(app: FastAPI, settings: Settings, *, host: str = "127.0.0.1", port
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=int(settings.shutdown_timeout),
+        timeout_graceful_shutdown=cast("int", settings.shutdown_timeout),  # uvicorn passes it on to `asyncio.wait_for`
     )
     return Server(config)
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
-from fastapi import HTTPException, Request
+from fastapi import FastAPI, HTTPException, Request
 from tests.support.portions import one_in
 from tests.support.stored import tiny_bank
 from tests.support.writing import Gate, writing_bank
@@ -125,6 +125,11 @@ def test_a_late_body_with_the_word_upgrade_is_not_taken_for_headers():
         time.sleep(0.02)
         connection.sendall(LAST)
         assert b"HTTP/1.1 200" in received(connection)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.9, 30])
+def test_requests_have_the_whole_shutdown_time(seconds: float):
+    assert server_of(FastAPI(), Settings.of(shutdown_timeout=seconds)).config.timeout_graceful_shutdown == seconds
 
 
 @pytest.mark.long
