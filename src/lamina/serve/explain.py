@@ -48,7 +48,7 @@ class ExplainWorker(ReaderWorker[Explanation]):
 
         An explanation has "seconds", the times "without_readers" and "with_readers" of `_timed`, and "tasks": reader's
         name -> "layers", "importance", "tokens" and "contributions", see `_task`. `budget` is not used. Raises
-        NotFiniteError if a contribution is NaN or infinite.
+        NotFiniteError if a contribution is NaN or infinite, and ConfigError if the frozen model has changed.
         """
         yield from ()  # makes this a generator, as `Worker.run` is, without a pause between passes
         with evaluating(self.bank), torch.no_grad():
@@ -57,7 +57,7 @@ class ExplainWorker(ReaderWorker[Explanation]):
     def _explanation(self, prepared: Prepared) -> Explanation:
         """Return the explanation of one text. If readers need several passes, the times of these are added.
 
-        Raises NotFiniteError if a contribution is NaN or infinite.
+        Raises the errors of `run`.
         """
         seconds = {"without_readers": 0.0, "with_readers": 0.0}
         tasks: JSONObject = {}

@@ -453,7 +453,8 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
     def run(self, prepared: TokenisedTexts, budget: Budget) -> Generator[None, None, list[list[float]]]:
         """Compute embeddings in passes within `budget`; return a list of vectors, one per text.
 
-        A generator: it yields between two passes. Raises NotFiniteError if a vector has NaN or infinity.
+        A generator: it yields between two passes. Raises NotFiniteError if a vector has NaN or infinity, and
+        ConfigError if the frozen model has changed.
         """
         encoded, lengths = prepared.encoded, [int(length) for length in prepared.encoded.lengths]
         vectors: dict[int, list[float]] = {}
