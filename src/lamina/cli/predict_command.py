@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,13 +14,14 @@ from lamina.cli import shared_options as options
 from lamina.cli.shared_options import print_json, print_table
 from lamina.data.row_errors import check_line_feeds
 from lamina.errors import ConfigError, DataError, convert_errors
-from lamina.utils import JSONObject, pluralize
+from lamina.utils import JSONObject, is_file, pluralize
 
 if TYPE_CHECKING:
     from lamina.tasks.lazy_file import LazyFile
 
     Answer: TypeAlias = JSONObject | Sequence[JSONObject]  # a prediction; see `lamina.predict`
 
+logger = logging.getLogger(__name__)
 SHOWN = 60  # characters of a text that the table shows
 _TEXTS = "Texts to predict from. Default: the --file, or without it the lines of standard input."
 _FILE = "File of texts: .txt with one text per line, .tsv, .csv, .jsonl or .parquet."
@@ -98,6 +100,8 @@ def predict(  # noqa: PLR0913
     if file is not None:
         learnt = learnt_columns(target, names)
         examples = from_file(file, text=text, pair=pair, learnt=learnt, kind=predictor.file)
+    elif predictor.file is None and len(examples) == 1 and is_file(str(examples[0])):
+        logger.warning("predict: '%s' was read as a text, but a file has this name. Its rows: --file", examples[0])
     progress = sys.stderr.isatty() and len(examples) > settings.batch_size
     predictor.options = settings.model_copy(update={"progress": progress})
     answers = predictor([beside(folder, example) for example in examples])

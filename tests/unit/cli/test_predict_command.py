@@ -32,6 +32,16 @@ def test_texts_as_arguments(lamina, bank_folder: Path):
     assert all(isinstance(answer["readers"]["who"], list) for answer in answers)
 
 
+def test_a_text_that_is_the_name_of_a_file_is_told_of(lamina, bank_folder: Path, tmp_path: Path, caplog):
+    (tmp_path / "new.csv").write_text("text\nthe film is good\n")
+    ran = lamina("predict", bank_folder, tmp_path / "new.csv", "--json")
+    assert (ran.code, len(lines(ran.out))) == (0, 1)
+    assert "new.csv' was read as a text, but a file has this name. Its rows: --file" in caplog.text
+    caplog.clear()
+    lamina("predict", bank_folder, tmp_path / "none.csv", "--json")
+    assert "was read as a text" not in caplog.text
+
+
 def test_arguments_file_and_standard_input_agree(lamina, bank_folder: Path, tmp_path: Path):
     expected = lamina("predict", bank_folder, *TEXTS, "--json").out
     (tmp_path / "x.txt").write_text("\n".join(TEXTS))
