@@ -424,7 +424,7 @@ class Task:
         Raises:
             DataError: If a column is missing, a split is empty, or a cell or label does not fit. The message names the
                 row.
-            UnknownNameError: If a labelled split has another name, `parts` an unknown one, and as in `from_files`.
+            UnknownNameError: If a labelled split or `parts` has an unknown name, and as in `from_files`.
             ConfigError: If a split is neither a dataset nor a list of dicts or has a transform, and as in `from_files`.
             MissingExtraError: As in `from_files`.
         """
