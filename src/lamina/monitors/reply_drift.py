@@ -139,11 +139,15 @@ class DriftSketch:
     def from_dict(cls, fields: Mapping[str, Sequence[float]], *, width: int | None = None) -> Self:
         """Build a sketch from the values that `to_dict` returned, and the number of features of each reply.
 
-        Raises ConfigError if `fields` are not lists of numbers, or the width is not a number from 1 on.
+        Raises ConfigError if `fields` are not lists of numbers, scores or lengths are missing, or the width is not a
+        number from 1 on.
         """
         check_range("drift", "width", width, 1)
         with convert_errors(lambda reason: ConfigError(f"drift: the values of a sketch cannot be read ({reason}).")):
-            return cls({name: [float(value) for value in own] for name, own in fields.items()}, width)
+            values = {name: [float(value) for value in own] for name, own in fields.items()}
+            if not (values.get(_SCORE) and values.get(_LENGTH)):
+                raise ValueError("scores or lengths are missing")
+            return cls(values, width)
 
 
 def _quantities(reply: ReplyFacts) -> dict[str, float]:

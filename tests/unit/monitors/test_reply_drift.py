@@ -186,7 +186,7 @@ def test_a_width_that_is_no_number_of_features_is_an_error(width: Any):
         DriftSketch.from_dict({"score": [0.5]}, width=width)
 
 
-@pytest.mark.parametrize("values", [{"score": 3}, {"score": ["a"]}, {"score": [None]}])
+@pytest.mark.parametrize("values", [{"score": 3}, {"score": ["a"]}, {"score": [None]}, {}, {"score": [0.5]}])
 def test_values_that_are_no_lists_of_numbers_are_an_error(values: Any):
     from_dict: Any = unwrap(DriftSketch.from_dict.__func__)  # pyright: ignore  without the type checks of the tests
     with pytest.raises(ConfigError, match=r"drift: the values of a sketch cannot be read"):
