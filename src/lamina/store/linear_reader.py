@@ -70,7 +70,8 @@ class LinearReader:
         reader = bank[name]
         (fusion_settings, fusion), (settings, head) = fusion_part(name, reader), head_part(name, reader)
         if not isinstance(reader.fusion, LINEAR) or settings["encoders"] or settings["pooling"] not in _POOLINGS:
-            what = f"{type(reader.config.fusion).__name__} under a head with pooling '{settings['pooling']}'"
+            how = f"pooling '{settings['pooling']}' and encoder_layers={settings['encoders']}"
+            what = f"{type(reader.config.fusion).__name__} under a head with {how}"
             raise ConfigError(
                 f"linear reader: '{name}' is {what}, which is not linear. Use Mean, LastLayer, ScalarMix, Elementwise "
                 "or Concat, and pooling 'mean', 'first' or 'last' without encoder layers."

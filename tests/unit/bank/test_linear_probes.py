@@ -248,5 +248,7 @@ def test_a_file_of_a_later_version_is_read_and_one_without_a_setting_is_refused(
 
 def test_a_reader_that_is_not_linear_is_refused():
     head = SequenceClassification(("a", "b"), pooling="mean")
-    with pytest.raises(ConfigError, match="AdaLayers under a head with pooling 'mean', which is not linear"):
+    with pytest.raises(
+        ConfigError, match="AdaLayers under a head with pooling 'mean' and encoder_layers=0, which is not linear"
+    ):
         LinearReader.of(tiny_bank({"x": Reader(AdaLayers(dim=4), head)}), "x")
