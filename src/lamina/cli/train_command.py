@@ -169,7 +169,7 @@ def _show_facts(run: RecipeResult) -> None:
 
     for name, count in run.truncated.items():
         if count:
-            print(f"{name}: {count} training texts were longer than the model reads; their ends were cut off")
+            print(f"{name}: {count} training texts were longer than the model reads, and were cut")
     for name, count in run.unlabelled.items():
         print(f"{name}: {pluralize(count, 'training row')} without a label, which gave no loss")
     for name, facts in run.baselines.items():

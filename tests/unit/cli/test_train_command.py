@@ -137,7 +137,7 @@ def test_texts_that_lost_their_end_are_told_once_per_task(lamina: Lamina, recipe
     long = "the film is good " * 20
     (recipe.parent / "train.tsv").write_text(f"sentence\tlabel\n{long}\tyes\nbad\tno\n")
     ran = run(lamina, recipe)
-    assert ran.out.count("film: 1 training texts were longer than the model reads") == 1
+    assert ran.out.count("film: 1 training texts were longer than the model reads, and were cut\n") == 1
 
 
 def test_only_the_first_of_several_processes_prints(lamina: Lamina, recipe: Path, monkeypatch: pytest.MonkeyPatch):
