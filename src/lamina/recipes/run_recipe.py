@@ -140,6 +140,7 @@ def run_recipe(
     with _other_progress_bars(show=bool(show)), lock:
         session = _Session(recipe, load_tasks(recipe, data), folder)
         warn_of_texts("recipe", (copies[0] for copies in session.tasks.values()))
+        _mention_unused(recipe)
         session.fit_batches(memory_bytes, options)
         specs = session.expand(options)
         if len({(spec.settings.get("seed"), spec.settings.get("repeat")) for spec in specs.values()}) > 1:
@@ -191,6 +192,14 @@ def _table_files(run: RecipeResult, folder: Path | None) -> Files:
         lambda path: write_report_file(path, report),
     )
     return dict(zip(TABLES, writers, strict=True))
+
+
+def _mention_unused(recipe: Recipe) -> None:
+    """Log a warning if tasks name a file of test rows, and the recipe does not score it. Only rank 0 logs."""
+    unused = [name for name, task in recipe.tasks.items() if "test" in (task.files or {})]
+    if unused and recipe.evaluate is None and not rank():
+        names = ", ".join(map(repr, unused))
+        logger.warning("recipe: the test part of %s was not scored. Set evaluate: test, or use lamina evaluate.", names)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from lamina.data.encode import encodable
 from lamina.utils import RepeatedKeyError, parse_json
 
 SEPARATORS = ",;|"  # signs that may stand between the class names in one text
-_MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none"})
+_ERRORS = "#value! #ref! #div/0! #num! #name? #null!"  # of spreadsheets
+_MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none", *_ERRORS.split()})
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _WHOLE = re.compile(r"[-+]?\d+")
 # Numbers as spreadsheets show them: with signs between thousands, a comma, a currency or percent.

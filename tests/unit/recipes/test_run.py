@@ -67,6 +67,15 @@ def test_every_reader_is_in_the_bank_and_in_the_rows(swept: tuple[RecipeResult, 
     assert all(row.keys() >= {"accuracy", "f1", "mcc"} - {row["metric"]} for row in run.rows)
 
 
+def test_a_test_part_that_is_not_scored_is_named(folder: Path, caplog: pytest.LogCaptureFixture):
+    run_recipe(recipe(folder, {"last": LAST}), data=folder)
+    (said,) = [text for text in caplog.messages if "test part" in text]
+    assert said == "recipe: the test part of 'film' was not scored. Set evaluate: test, or use lamina evaluate."
+    caplog.clear()
+    run_recipe(recipe(folder, {"last": LAST}, evaluate="test"), data=folder)
+    assert not any("test part" in text for text in caplog.messages)
+
+
 def test_the_table_sums_the_readers_up(swept: tuple[RecipeResult, Path]):
     run, _ = swept
     assert [(row["method"], row["settings"]) for row in sorted(run.table, key=lambda row: str(row["settings"]))] == [

@@ -16,7 +16,7 @@ import torch
 from tests.support.files import put
 
 from lamina.errors import ConfigError, DataError
-from lamina.tasks.label_cells import LabelCellError, class_name, spelled_list, trimmed
+from lamina.tasks.label_cells import LabelCellError, class_name, is_missing, spelled_list, trimmed
 from lamina.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -442,3 +442,9 @@ def test_a_long_run_of_blanks_is_trimmed_at_the_ends_only(blanks: str):
     inner = f"a{blanks * 200_000}b"  # with work that grows with the square of the length this would take hours
     assert trimmed(f"\ufeff {inner}\n\u00a0") == inner
     assert trimmed(blanks * 200_000) == ""
+
+
+@pytest.mark.parametrize("cell", ["#N/A", "#VALUE!", "#DIV/0!", "#ref!"])
+def test_an_error_of_a_spreadsheet_is_a_missing_label(cell: str):
+    assert is_missing(cell)
+    assert not is_missing(cell, [cell])
