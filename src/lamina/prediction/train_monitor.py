@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from lamina.monitors.token_rate import TokenRateTest
 from lamina.prediction.calibrate import TextScores, score_texts, today
 from lamina.prediction.evaluate import scoring_groups
 from lamina.prediction.reply_file import SHARES, LabelledReply, ReplyColumns, divide, read_labels, replies_of
+from lamina.store.bank_folder import claimed_output
 from lamina.store.load_model import load
 from lamina.store.models import writing_class
 from lamina.tasks.label_cells import look
@@ -192,7 +194,7 @@ def monitor(  # noqa: PLR0913
         ModelNotFoundError: If the model cannot be found.
         UnsupportedModelError: If the model's layers cannot be found.
         NotFiniteError: If a score is NaN.
-        StoreError: If `output` cannot be written.
+        StoreError: If `output` cannot be written, or holds files of another program. Raised before training.
         MissingExtraError: If scipy is not installed.
     """
     promise = _Promise(rate, per, confidence)
@@ -200,6 +202,8 @@ def monitor(  # noqa: PLR0913
     require_packages("monitor", "metrics", "scipy")
     columns = ReplyColumns(messages, prompt, reply, label, spans)
     labelled = read_labels(train, columns, positive)  # before a large model is loaded
+    with nullcontext() if output is None else claimed_output({"monitor": None}, Path(output)):
+        pass  # the bank can be saved there
     base, processor = _model(model, processor)
     replies, digest = replies_of(labelled, processor)
     parts = divide(replies, seed)

@@ -16,12 +16,12 @@ from tests.support.stored import WORDS, tiny_model, tiny_tokenizer
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from lamina.bank import Reader, ReaderBank
-from lamina.errors import ConfigError, DataError, UnknownNameError
+from lamina.errors import ConfigError, DataError, StoreError, UnknownNameError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.monitors import LastScore, Monitor
-from lamina.prediction import monitor
+from lamina.prediction import monitor, train_monitor
 from lamina.prediction.reply_file import ReplyColumns, divide, read_labels, replies_of
 from lamina.prediction.train_monitor import score_replies
 from lamina.store.hub import model_card
@@ -172,6 +172,19 @@ def test_a_finished_reply_has_the_score_that_it_had_when_it_was_written(caplog: 
     assert scores[:2] == pytest.approx([float(written.max()), -math.inf], abs=1e-5)
     assert math.isfinite(scores[2])
     assert not caplog.messages  # such as that a span does not end with a word
+
+
+def test_a_wrong_output_is_refused_before_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(train_monitor, "fit", None)
+    path = written(tmp_path, replies())
+    (tmp_path / "other" / "readers" / "monitor").mkdir(parents=True)
+    (tmp_path / "other" / "readers" / "monitor" / "reader.json").touch()
+    for output in (path, tmp_path / "other"):
+        with pytest.raises(StoreError, match=r"^save: "):
+            trained(path, output=output)
+    with pytest.raises(TypeError):  # the training begins
+        trained(path, output=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_no_prompt_is_in_two_parts(tmp_path: Path):
