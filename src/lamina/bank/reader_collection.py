@@ -33,6 +33,7 @@ from lamina.utils import check_type, check_types
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lamina.layers.selectors import Selector
     from lamina.layers.types import Processor
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # a reader's name is also the name of its folder
@@ -411,7 +412,7 @@ class ReaderCollection(nn.Module):
         return self._finish(passes, labels, names, main=output)
 
     @check_types("bank.record_states")
-    def record_states(self, layers: Mapping[str, Sequence[int]], batch: Inputs) -> States:
+    def record_states(self, layers: Mapping[str, Selector], batch: Inputs) -> States:
         """Run the model on a batch, without gradients and readers, and return the states of chosen layers.
 
         The forward ends after the last of these layers. Raises ConfigError if the frozen model has changed, the batch
@@ -419,7 +420,7 @@ class ReaderCollection(nn.Module):
         that a stack does not have.
 
         Args:
-            layers: Stack name -> layers to record.
+            layers: Stack name -> layers to record, such as [2, 5], 2 or "top:2".
             batch: Keyword arguments for the model.
 
         Returns:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from transformers import PreTrainedModel
 
+    from lamina.layers.selectors import Selector
     from lamina.layers.types import Processor
 
 
@@ -362,13 +363,13 @@ def attach(passes: Sequence[StackPass], batch: Inputs, stop: BaseException | Non
 
 
 @contextmanager
-def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -> Iterator[States]:
+def recording(layers: Mapping[LayerStack, Selector], stop: BaseException) -> Iterator[States]:
     """Record the states of chosen layers, while the caller runs a forward inside the `with` block.
 
     The forward counts as the bank's own, so readers inside `bank.listen` ignore it.
 
     Args:
-        layers: Stack -> the layers to record.
+        layers: Stack -> the layers to record, as a selector.
         stop: Raised from a hook once all these layers have run, to end the forward early.
 
     Yields:
@@ -378,7 +379,7 @@ def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -
         LayerIndexError: If a stack does not have a layer.
         ConfigError: At the end of the context, if a layer was skipped or ran out of order.
     """
-    wanted = [(stack, select(list(chosen), stack.layers, op="bank.record_states")) for stack, chosen in layers.items()]
+    wanted = [(stack, select(chosen, stack.layers, op="bank.record_states")) for stack, chosen in layers.items()]
     states: States = {stack.name: {} for stack, _ in wanted}
 
     def on_state(name: str, layer: int, state: Tensor) -> None:

@@ -9,7 +9,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, cast
 
@@ -240,11 +240,13 @@ def _spec(reader: Reader, settings: Mapping[str, object], name: str, template: s
 
 
 def _shown(value: object) -> JSON:
-    """Return a grid's value as tables show it. A config becomes "Name(field=value)" without defaults."""
+    """Return a grid's value as tables show it: configs as "Name(field=value)" without defaults, others as text."""
     if isinstance(value, list | tuple):
         return [_shown(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if not is_dataclass(value):
+        return str(value)
     kind = cast("type[DataclassInstance]", type(value))
     changed = [f"{f.name}={getattr(value, f.name)!r}" for f in fields(kind) if getattr(value, f.name) != f.default]
     return f"{kind.__name__}({', '.join(changed)})"

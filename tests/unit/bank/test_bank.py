@@ -704,6 +704,7 @@ def test_recorded_states_are_the_models_own(bank: ReaderBank, batch: dict[str, t
     assert all(torch.equal(state, expected[layer]) for layer, state in states.items())
     assert counts == [1, 1, 0]
     assert not any(state.requires_grad for state in states.values())
+    assert [sorted(bank.record_states({"main": chosen}, batch)["main"]) for chosen in (2, "top:2")] == [[2], [2, 3]]
     with pytest.raises(UnknownNameError, match="bank: unknown stack 'encoder'; known: main"):
         bank.record_states({"encoder": [1]}, batch)
     with pytest.raises(LayerIndexError, match=r"bank\.record_states: layer 4 does not exist"):

@@ -127,6 +127,7 @@ def test_a_key_or_name_that_does_not_exist(grid: dict[str, list[Any]], message: 
         ({"fusion": [3]}, "fusion is 3; it must be a name, a dict with a name, or a config"),
         ({"fusion": [{"dim": 3}]}, "fusion: no 'name' among"),
         ({"alpha": [64.0, -1.0]}, r"alpha is -1.0; .*\n.*reader reader_0002: fusion.alpha=-1.0"),
+        ({"dim": [{"x": 1}]}, r"dim is a dict; it must be a whole number.*reader reader_0001: fusion.dim={'x': 1}"),
         ({"dim": ["8"]}, r"dim is '8'; it must be a whole number.*\n.*reader reader_0001: fusion.dim=8"),
         (
             {"fusion": [{"name": "ada_layers", "dim": "8"}]},
