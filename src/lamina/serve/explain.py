@@ -82,7 +82,7 @@ class ExplainWorker(ReaderWorker[Explanation]):
             "layers": indices of the layers that the reader reads. "importance": learned share of each of these layers,
             all together 1; None if the fusion has none, or its shares depend on the input. "tokens": as given.
             "contributions": share of each layer and token in this answer, `[layers][tokens]`, all together 1; None
-            without tokens or amounts.
+            without tokens or amounts, and if all amounts are 0.
 
         Raises:
             NotFiniteError: If a contribution is NaN or infinite.
@@ -93,7 +93,7 @@ class ExplainWorker(ReaderWorker[Explanation]):
         if amounts is not None and not bool(amounts.isfinite().all()):
             raise NotFiniteError(f"serve: a layer's contribution is NaN or infinite for reader '{name}'.", name=name)
         shares: list[list[float]] | None = None
-        if amounts is not None and tokens is not None:
+        if amounts is not None and tokens is not None and bool(amounts.any()):
             shares = [[round(share, _DIGITS) for share in row] for row in (amounts / amounts.sum()).tolist()]
         return {
             "layers": list(reader.layers),

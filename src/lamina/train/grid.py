@@ -122,13 +122,17 @@ def apply_sweep(
         The new grid, in which the swept keys come last, in full; and the keys of `sweeps` that were used, as given.
 
     Raises:
-        ConfigError: If a short key may mean two full ones.
+        ConfigError: If a short key may mean two full ones, or two sweeps set the same key.
         UnknownNameError: If a key of `grid` is not among `keys`.
     """
     full = {key: full_key(key, keys, "sweep") for key in sweeps if _full_keys(key, keys)}
     if not full:  # the grid's own keys, which may be wrong, are left to `expand`
         return {key: list(values) for key, values in grid.items()}, set()
     replaced = set(full.values())
+    if len(replaced) < len(full):
+        raise ConfigError(
+            f"sweep: {', '.join(full)} set {', '.join(sorted(replaced))} more than once. Set each key once."
+        )
     changed = {key: list(values) for key, values in grid.items() if full_key(key, keys, "sweep") not in replaced}
     return changed | {full[key]: list(sweeps[key]) for key in full}, set(full)
 

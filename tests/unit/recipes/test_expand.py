@@ -282,6 +282,11 @@ def test_a_sweep_takes_the_place_of_a_short_key_too():
     assert swept.tasks["a"].readers["Ada"].grid == {"alpha": [1], "fusion.dim": [8]}
 
 
+def test_two_sweeps_of_one_key_are_refused():
+    with pytest.raises(ConfigError, match=r"sweep: dim, fusion\.dim set fusion\.dim more than once"):
+        with_sweep(recipe({"Ada": ADA}), {"dim": [4], "fusion.dim": [8]})
+
+
 def test_a_sweep_over_training_goes_to_every_reader():
     swept = with_sweep(recipe({"Ada": ADA, "mean": {"fusion": "mean"}}), {"epochs": [1, 2]})
     assert [reader.grid for reader in swept.tasks["a"].readers.values()] == [{"epochs": [1, 2]}] * 2

@@ -44,6 +44,13 @@ def client(bank: ReaderBank) -> Iterator[TestClient]:
         yield client
 
 
+def test_an_answer_that_nothing_contributed_to_has_no_shares(client: TestClient, monkeypatch):
+    zeros = {name: torch.zeros(2, 3) for name in ("mood", "who", "pooled", "gated")}
+    monkeypatch.setattr("lamina.serve.explain.layer_amounts", lambda *_: zeros)
+    found = client.post("/explain", json={"inputs": TEXT}).json()
+    assert [part["contributions"] for part in found["tasks"].values()] == [None] * 4
+
+
 def test_an_explanation_equals_the_study_of_contributions(client: TestClient, bank: ReaderBank):
     found = client.post("/explain", json={"inputs": TEXT}).json()
     assert list(found["tasks"]) == ["mood", "who", "pooled", "gated"]

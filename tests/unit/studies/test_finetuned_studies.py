@@ -40,7 +40,7 @@ def base(tmp_path_factory) -> str:
 
 @pytest.mark.long
 def test_every_count_fraction_and_seed_is_a_cell(base):
-    study = reinit(base, {"mood": task()}, counts={0, 3}, fractions=[1.0, 0.5], seeds=[0, 1], **QUICK)
+    study = reinit(base, {"mood": task()}, counts={0, 3}, fractions=[1, 0.5, 1.0], seeds=[0, 1], **QUICK)
     rows = study.rows("accuracy")
     assert len(rows) == 2 * 2 * 2
     assert rows[["fraction", "reinitialised", "seed"]].drop_duplicates().shape[0] == 8

@@ -185,3 +185,11 @@ def test_fusions_without_contributions_are_left_out_or_refused():
         contributions(torch.compile(bank), TEXTS[0])  # pyright: ignore[reportArgumentType]
     with pytest.raises(UnknownNameError, match="unknown reader 'mixed'"):
         contributions(bank, TEXTS[0], readers=["mixed"])
+
+
+def test_a_token_to_which_no_layer_adds_has_shares_of_zero(monkeypatch):
+    bank = bank_of(mix=ScalarMix(layers=[1, 2]))
+    amounts = torch.tensor([[0.0] * 9 + [1.0], [0.0] * 9 + [3.0]])
+    monkeypatch.setattr("lamina.studies.states.importance.layer_amounts", lambda *_: {"mix": amounts})
+    monkeypatch.setattr(type(bank.processor), "convert_ids_to_tokens", lambda *_: ["x"] * 10)
+    assert contributions(bank, TEXTS[0]).table["score"].tolist() == [*[0.0] * 9, 0.25, *[0.0] * 9, 0.75]

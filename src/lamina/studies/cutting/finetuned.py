@@ -347,11 +347,12 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
     named = named_tasks(_REINIT, tasks)
     check_known(_REINIT, [scope], ("linear", "block"), "scope")
     check_given(_REINIT, tasks=named, counts=counts, fractions=fractions, seeds=seeds)
+    fractions = list(dict.fromkeys(fractions))
     if wrong := [fraction for fraction in fractions if not 0 < fraction <= 1]:
         raise ConfigError(f"{_REINIT}: fractions has {wrong[0]}; each must be above 0 and at most 1.")
     training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
     inputs = CellInputs(model, processor, stack, training)
-    edited, settings = inputs.check(_REINIT, named, seeds, fractions=list(fractions), scope=scope)
+    edited, settings = inputs.check(_REINIT, named, seeds, fractions=fractions, scope=scope)
     settings["counts"] = chosen = block_counts(_REINIT, counts, edited.depth)
     cells = [
         Cell(

@@ -218,7 +218,8 @@ def contributions(bank: ReaderBank, text: Text, *, readers: Sequence[str] | str 
         if amounts is None:
             unsupported.append(f"'{name}' ({type(bank[name].config.fusion).__name__})")
             continue
-        for layer, shares in zip(bank[name].layers, amounts / amounts.sum(0), strict=True):
+        totals = amounts.sum(0).clamp(min=torch.finfo(amounts.dtype).tiny)  # a token that adds nothing has shares of 0
+        for layer, shares in zip(bank[name].layers, amounts / totals, strict=True):
             for position, (token, share) in enumerate(zip(tokens, shares.tolist(), strict=True)):
                 place = {"reader": name, "position": position, "token": token, "layer": layer}
                 rows.append({**place, "measure": "contribution", "score": share})
