@@ -244,8 +244,8 @@ class LaminaEstimator(BaseEstimator):
     def _results(self, split: Split, method: str) -> dict[str, Results]:
         """Return reader name -> the reader's outputs for a split. Messages begin with the calling `method`.
 
-        A warning is logged if texts are too long to be read whole. Raises UnknownNameError if `backend` does not exist,
-        and LaminaError if it cannot be used, or an output is NaN or infinite.
+        Warnings are logged if texts are blank or too long to be read whole. Raises UnknownNameError if `backend` does
+        not exist, and LaminaError if it cannot be used, or an output is NaN or infinite.
         """
         given = {"batch_size": self.batch_size, "eval_batch_size": (self.options or {}).get("eval_batch_size")}
         rows = FitOptions.of(given, self._op(method)).scoring_batch_size
@@ -253,7 +253,9 @@ class LaminaEstimator(BaseEstimator):
         predictor.choose_engine()
         prepared = predictor.prepared({self.kind: split})
         prepared.warn(self._op(method))
-        return predictor.results(prepared)
+        results = predictor.results(prepared)
+        predictor.warn_of_blank(self._op(method))
+        return results
 
     def _logits_of(self, X: object, method: str) -> dict[str, Tensor]:
         """Return reader name -> logits `[texts, labels]` for texts X; messages begin with the calling `method`.

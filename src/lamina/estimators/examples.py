@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ Texts = list[str] | list[tuple[str, str]]
 # X and y come in every form that scikit-learn accepts: list, array, Series, DataFrame, sparse array.
 TextsLike: TypeAlias = Any
 TargetsLike: TypeAlias = Any
+logger = logging.getLogger(__name__)
 _LARGEST = 1e37  # of a regressor's numbers: its head's weights are scaled to them in float32, which ends at 3.4e38
 
 
@@ -189,6 +191,9 @@ def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
         op: Name of the calling method, which begins the error messages.
     """
     check_given(y, op)
+    kinds = set(map(type, y)) if isinstance(y, list | tuple) else set[type]()
+    if any(issubclass(kind, str) for kind in kinds) and any(issubclass(kind, Number) for kind in kinds):
+        logger.warning("%s: y has texts and numbers, which all become texts. Give labels of one type", op)
     with data_errors(op):
         checked = as_array(plain_column(y, op), "y", accept_sparse="csr", dtype=None)
         check_consistent_length(texts, checked)

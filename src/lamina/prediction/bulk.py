@@ -197,6 +197,7 @@ def predict_file(  # noqa: PLR0913
         outcomes = answering.in_turn(left) if ray is None else in_order(answering, ray, workers, "predict", left)
         _write_rows(partial, outcomes, progress=progress)
         partial.finish(output)
+    predictor.warn_of_blank("predict")  # Ray's workers do not count them
     if partial.skipped:
         logger.warning("predict: left out %s of %s that cannot be read", pluralize(partial.skipped, "row"), source)
     return FileResult(output, partial.rows, partial.skipped)

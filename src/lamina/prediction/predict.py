@@ -28,7 +28,7 @@ from lamina.train.groups import encoder_of, max_length
 from lamina.train.model_runner import ModelRunner, task_of
 from lamina.train.options import PassOptions
 from lamina.train.plan import Group
-from lamina.utils import JSONObject, check_type
+from lamina.utils import JSONObject, check_type, pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -134,7 +134,7 @@ def predict(  # noqa: PLR0913
     if isinstance(bank_or_model, str | Path):
         bank_or_model = open_cached(bank_or_model)
     predictor = Predictor(bank_or_model, options, readers=readers, kind=kind, processor=processor, backend=backend)
-    return predictor.predict(predictor.prepare(examples))
+    return predictor(examples)
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,12 @@ class Prepared:
         """Number of examples that a reader cannot read whole: the largest number of all readers."""
         counts = (task.kind.truncated(group.inputs) for group in self.groups for task in group.tasks.values())
         return max(counts, default=0)
+
+    @property
+    def blank(self) -> int:
+        """Number of examples that are blank texts, or pairs of blank texts."""
+        split = next(iter(self.splits.values()))
+        return sum(not "".join(text).strip() for text in split.texts) if split.written else 0
 
     @property
     def tokens(self) -> int:
@@ -246,6 +252,7 @@ class Predictor:
         self.options = options
         self._readers: dict[str, ReaderModule] = {}
         self._whole: TaskOutline | None = None
+        self._blank = 0  # blank texts that `results` has answered since `warn_of_blank` was called
         self._runner: Runner
         if processor is not None:
             check_type("predict", "processor", processor, "Processor")
@@ -299,11 +306,23 @@ class Predictor:
             nn.Module.to(module, device)
 
     def __call__(self, examples: Iterable[object]) -> list[Answers]:
-        """Return one dict per example: reader name -> prediction. Log a warning if an example is too long.
+        """Return one dict per example: reader name -> prediction. Log a warning if examples are blank or too long.
 
         Raises the errors of the function `predict`.
         """
-        return self.predict(self.prepare(examples))
+        answers = self.predict(self.prepare(examples))
+        self.warn_of_blank("predict")
+        return answers
+
+    def warn_of_blank(self, op: str) -> None:
+        """Log a warning if `results` has answered blank texts since the last call; `op` begins the message.
+
+        There is no warning if all readers predict for every token: for a blank text they rightly say nothing.
+        """
+        if self._blank and not all(task.kind.per_token for task in self._tasks.values()):
+            are = "is" if self._blank == 1 else "are"
+            logger.warning("%s: %s %s blank; the answers to them mean nothing", op, pluralize(self._blank, "text"), are)
+        self._blank = 0
 
     def predict(self, prepared: Prepared, *, budget: Budget | None = None) -> list[Answers]:
         """Predict as `__call__` does, with the same errors, but for examples that `prepare` has encoded.
@@ -414,6 +433,7 @@ class Predictor:
         collected: dict[str, Results] = {}
         for _ in self._passes(prepared, collected, budget):
             pass
+        self._blank += prepared.blank
         return collected
 
     def _passes(self, prepared: Prepared, collected: dict[str, Results], budget: Budget | None) -> Iterator[None]:

@@ -29,6 +29,7 @@ from lamina.tasks.stratify import label_columns
 T = TypeVar("T")
 _FLAGS = re.compile(r"[01]{2,}|[01](\s+[01])+")
 _FEW_CLASSES = 20  # distinct whole numbers that are hardly meant as amounts
+_SCORES = 8  # distinct whole numbers that may be scores; they are told of at level INFO, more than 20 in a warning
 _SHOWN = 10  # rows that a warning names
 logger = logging.getLogger(__name__)
 
@@ -169,8 +170,8 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
     """Return the problem type that the labels of a table suggest.
 
     Lists, and texts that spell lists, are "multi_label". Numbers are "regression" if one of them has a decimal point
-    and `spec.labels` does not name classes. Everything else is "classification". A warning is logged if numbers may be
-    meant otherwise.
+    and `spec.labels` does not name classes. Everything else is "classification". It is logged if numbers may be meant
+    otherwise.
 
     Raises:
         DataError: If some labels are lists and others are not. If `spec.labels` names no classes, also in three cases:
@@ -197,10 +198,13 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
     if not labels:
         _refuse_ambiguous(table, spec.label)
     if "number" not in first or has_classes:
-        if are_whole and len(values) > _FEW_CLASSES and not labels:
-            what = "label column '%s' has more than %d different whole numbers, each of which is read as a class"
-            hint = "Set problem_type='regression' if they are amounts"
-            logger.warning(f"task: %s: {what}. {hint}.", table.path, spec.label, _FEW_CLASSES)
+        if are_whole and len(values) >= _SCORES and not labels:
+            level, count = logging.INFO, str(len(values))
+            if len(values) > _FEW_CLASSES:
+                level, count = logging.WARNING, f"more than {_FEW_CLASSES}"
+            what = "label column '%s' has %s different whole numbers, each of which is read as a class"
+            hint = "Set problem_type='regression' to predict numbers, or 'classification' to hide this line"
+            logger.log(level, f"task: %s: {what}. {hint}.", table.path, spec.label, count)
         return "classification"
     if are_whole and (spec.missing_labels == "drop" or table.whole is not None):
         got = f"the labels in column '{spec.label}' are whole numbers with a decimal point"
@@ -581,5 +585,8 @@ def bad_cell(table: Table, row: int, column: str | int, problem: str) -> DataErr
 
 
 def unknown_label(table: Table, row: int, column: str | int, cell: object, labels: Sequence[str]) -> DataError:
-    """Return the DataError for a cell with a label that is not one of `labels`."""
-    return bad_cell(table, row, column, f"has label '{cell}'; the labels are: {', '.join(labels)}.")
+    """Return the DataError for a cell with a label that is not one of `labels`; it suggests a similar one, if any."""
+    by_case = {name.lower(): name for name in labels}
+    close = get_close_matches(str(cell).strip().lower(), by_case, n=1, cutoff=0.75)
+    hint = f" Did you mean '{by_case[close[0]]}'?" if close else ""
+    return bad_cell(table, row, column, f"has label '{cell}'; the labels are: {', '.join(labels)}.{hint}")

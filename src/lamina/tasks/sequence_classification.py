@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,11 +16,14 @@ from lamina.heads.base import TaskLike
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec
 from lamina.tasks.kind import TextClassKind
-from lamina.tasks.metrics import RANKING
+from lamina.tasks.label_cells import is_missing, is_whole
+from lamina.tasks.metrics import RANKING, usual_positive
 from lamina.tasks.split import Split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+logger = logging.getLogger(__name__)
 
 # problem types that have another name in transformers' configs
 _CONFIG = {"classification": "single_label_classification", "multi_label": "multi_label_classification"}
@@ -56,6 +60,8 @@ class SequenceClassificationKind(TextClassKind):
         else:
             labels = spec.labels or lab.class_labels(tables, spec.label, several=problem == "multi_label")
         spec = replace(spec, problem_type=problem, labels=labels)
+        if problem == "classification" and "train" not in tables:
+            _warn_of_ids(tables, spec)
         is_hot = problem == "multi_label" and lab.hot_width(tables.values(), spec.label, labels) is not None
         return spec, {name: _split(table, spec, is_hot=is_hot) for name, table in tables.items()}
 
@@ -78,6 +84,25 @@ class SequenceClassificationKind(TextClassKind):
     def model_labels(self, labels: Tensor, task: TaskLike) -> Tensor:
         """Return a batch's labels in the dtype that transformers' losses expect: floats for multi-label tasks."""
         return labels.float() if task.problem_type == "multi_label" else labels
+
+
+def _warn_of_ids(tables: Mapping[str, Table], spec: ColumnSpec) -> None:
+    """Log a warning for each table whose labels are class ids, if the class names are sorted.
+
+    Such names were probably sorted by Lamina, so a user may not know the order. Names like "no" and "yes", of which one
+    is the usual positive class, have a known order.
+    """
+    names = spec.labels or ()
+    if list(names) != sorted(names) or usual_positive(names) or any(map(is_whole, names)):
+        return
+    for table in tables.values():
+        cell = next((cell for cell in table.cells(spec.label) if not is_missing(cell)), None)
+        if cell is not None and is_whole(cell):
+            order = lab.listed([f"{number} = {name}" for number, name in enumerate(names)])
+            hint = "If that is wrong, write the names into the file"
+            logger.warning(
+                "task: %s: class ids in column '%s' are read as %s. %s.", table.path, spec.label, order, hint
+            )
 
 
 def _split(table: Table, spec: ColumnSpec, *, is_hot: bool) -> Split:

@@ -165,6 +165,14 @@ def test_a_dry_run_trains_nothing(lamina: Lamina, recipe: Path):
     assert "a cache of the states would take" in ran.out
 
 
+def test_whole_numbers_that_become_classes_are_said(lamina: Lamina, recipe: Path, caplog: pytest.LogCaptureFixture):
+    for part in ("train", "validation"):
+        rows = "".join(f"the film is good\t{row % 9}\n" for row in range(18))
+        (recipe.parent / f"{part}.tsv").write_text(f"sentence\tlabel\n{rows}")
+    run(lamina, recipe, "--dry-run")
+    assert ["'label' has 9 different whole numbers" in message for message in caplog.messages] == [True]
+
+
 def test_a_dry_run_of_a_sweep(lamina: Lamina, recipe: Path):
     ran = run(lamina, recipe, "--dry-run", "--json", "--sweep", "alpha=1,8", "--sweep", "seed=0,1,2")
     rows = json.loads(ran.out)["runs"]

@@ -38,9 +38,12 @@ def test_labels_of_any_type_come_back_as_they_went_in(base: str, texts: list[str
         fitted.score(texts, y[:7])
 
 
-def test_probabilities_scores_and_classes_agree(base: str, texts: list[str]):
+def test_probabilities_scores_and_classes_agree(base: str, texts: list[str], caplog: pytest.LogCaptureFixture):
     y = ["a", "b", "c", "b"] * 2
     fitted = LaminaClassifier(base, **FAST).fit(texts, y)
+    caplog.clear()
+    fitted.predict(["", " ", "film"])
+    assert caplog.messages == ["LaminaClassifier.predict: 2 texts are blank; the answers to them mean nothing"]
     proba, scores = fitted.predict_proba(texts), fitted.decision_function(texts)
     assert proba.shape == scores.shape == (8, 3)
     np.testing.assert_allclose(proba.sum(1), 1)

@@ -127,3 +127,10 @@ def test_the_values_of_y_score_and_name_the_positive_class(base: str, texts: lis
     fitted = LaminaClassifier(base, **how).fit(texts[:2], y)
     assert fitted.bank_["reader"].info["positive"] == "3"
     assert fitted.score(texts[:2], y) == np.mean(fitted.predict(texts[:2]) == np.array([3, 1]))
+
+
+@pytest.mark.parametrize(("y", "is_told"), [([1, "a", 1], True), ([True, "a", "a"], True), ([1, 2.0, True], False)])
+def test_texts_and_numbers_in_a_list_become_texts_with_a_warning(y: list[Any], is_told: bool, caplog):
+    targets = class_targets(y, TEXTS, "op")
+    assert (targets.classes is not None and targets.classes.dtype.kind == "U") == is_told
+    assert [message.split(",")[0] for message in caplog.messages] == ["op: y has texts and numbers"] * is_told

@@ -101,9 +101,10 @@ def test_formats(tmp_path: Path):
         assert json.loads(row["who"]) == json.loads(cell["who"]) == given["readers"]["who"]
 
 
-def test_blank_lines_of_plain_text_are_rows(tmp_path: Path):
+def test_blank_lines_of_plain_text_are_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "in.txt").write_text("anna\n\nben\n")
-    run(bank(), tmp_path / "in.txt", tmp_path / "out.jsonl")
+    run(bank(), tmp_path / "in.txt", tmp_path / "out.jsonl", chunk_rows=2)
+    assert caplog.messages == ["predict: 1 text is blank; the answers to them mean nothing"]
     assert [(row["row"], row["text"]) for row in rows(tmp_path / "out.jsonl")] == [(1, "anna"), (2, ""), (3, "ben")]
 
 

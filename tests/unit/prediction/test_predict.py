@@ -167,6 +167,21 @@ def test_no_texts_are_no_answers():
     assert predict(bank, []) == []
 
 
+@pytest.mark.parametrize(
+    ("texts", "readers", "said"),
+    [
+        (["", "a", " \n"], None, ["predict: 2 texts are blank; the answers to them mean nothing"]),
+        ([("", " "), ("a", "")], "mood", ["predict: 1 text is blank; the answers to them mean nothing"]),
+        (["", "a"], "who", []),  # a blank text has no names
+        (["a", "b"], None, []),
+    ],
+)
+def test_blank_texts_are_counted(texts: Any, readers: Any, said: list[str], caplog: pytest.LogCaptureFixture):
+    bank = tiny_bank({"mood": reader(yes_no()), "who": reader(names())})
+    predict(bank, texts, readers=readers)
+    assert caplog.messages == said
+
+
 def test_pairs_of_texts():
     bank = tiny_bank({"r": reader()})
     texts = [("the film", "is good"), ("is good", "the film"), ("anna", "")]

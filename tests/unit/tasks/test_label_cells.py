@@ -425,11 +425,17 @@ def test_a_positive_class_may_be_a_number_or_a_bool():
         ),
         ([float(n) for n in range(40)], "regression", "has numbers with a decimal point, so the task is a regression"),
         (list(range(40)), "classification", "has more than 20 different whole numbers, each of which is read as a cl"),
-        (list(range(20)), "classification", None),
+        (
+            list(range(11)),
+            "classification",
+            "has 11 different whole numbers, each of which is read as a class",
+        ),
+        (list(range(5)), "classification", None),
         ([f"{n}x" for n in range(40)], "classification", None),
     ],
 )
 def test_what_numbers_are_read_as_is_said(cells: list[Any], kind: str, said: str | None, caplog):
+    caplog.set_level("INFO", "lamina.tasks.labels")
     assert read(cells * 2).problem_type == kind
     assert [said in message for message in caplog.messages] == ([] if said is None else [True])
     caplog.clear()

@@ -110,9 +110,37 @@ def test_multi_label_in_one_cell(tmp_path: Path):
 def test_label_outside_the_set(tmp_path: Path):
     train = tsv(tmp_path / "t.tsv", ["a\tyes", "b\tno"])
     dev = tsv(tmp_path / "d.tsv", ["a\tyes", "b\tmayb"])
-    with pytest.raises(DataError, match=r"d\.tsv row 3 has label 'mayb'; the labels are: no, yes") as info:
+    with pytest.raises(DataError, match=r"d\.tsv row 3 has label 'mayb'; the labels are: no, yes\.$") as info:
         Task.from_files(SEQUENCE, train=train, validation=dev)
     assert (info.value.row, info.value.column, info.value.path) == (3, "label", str(dev))
+
+
+@pytest.mark.parametrize(
+    ("cell", "hint"),
+    [("Pos", "neg, pos. Did you mean 'pos'?"), ("POS", "pos. Did you mean 'pos'?"), ("2", "pos."), ("yes", "pos.")],
+)
+def test_a_label_like_a_known_one_is_suggested(tmp_path: Path, cell: str, hint: str):
+    path = tsv(tmp_path / "d.tsv", ["a\tpos", f"b\t{cell}"])
+    with pytest.raises(DataError) as info:
+        Task.from_files(SEQUENCE, validation=path, labels=("neg", "pos"))
+    assert str(info.value).endswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("labels", "cells", "said"),
+    [
+        (("neg", "pos"), "01", "0 = neg, 1 = pos."),
+        (("neg", "pos"), ("neg", "pos"), None),
+        (("pos", "neg"), "01", None),  # an order that somebody chose
+        (("no", "yes"), "01", None),  # the order is known
+        (("1", "2"), "12", None),  # names
+    ],
+)
+def test_the_meaning_of_class_ids_in_a_file_to_score_is_said(tmp_path: Path, labels, cells, said, caplog):
+    path = tsv(tmp_path / "d.tsv", [f"a\t{cell}" for cell in cells])
+    task = Task.from_files(SEQUENCE, validation=path, labels=labels)
+    assert list(task.split("validation").labels) == [0, 1]
+    assert [said in message for message in caplog.messages] == ([] if said is None else [True])
 
 
 def test_text_must_be_text(tmp_path: Path):
