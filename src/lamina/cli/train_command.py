@@ -177,9 +177,13 @@ def _show_facts(run: RecipeResult) -> None:
     for name, facts in run.baselines.items():
         rows = [row for row in run.table if row["task"] == name and row["metric"] in facts]
         if rows:
-            always = facts[rows[0]["metric"]]
-            verdict = "" if any(better(row["metric"], row["mean"], always) for row in rows) else "; no reader is better"
-            print(f"{name}: always answering '{facts['always']}' scores {always:.2f}{verdict}")
+            metric, scores = rows[0]["metric"], [row["mean"] for row in rows]
+            errors = [row["scores"]["mae"]["mean"] for row in rows if "mae" in row["scores"]]
+            if errors and "mae" in facts:  # a constant has no correlation
+                metric, scores = "mae", errors
+            verdict = "" if any(better(metric, score, facts[metric]) for score in scores) else "; no reader is better"
+            what = f"has a mae of {facts['mae']:.3g}" if metric == "mae" else f"scores {facts[metric]:.2f}"
+            print(f"{name}: always answering '{facts['always']}' {what}{verdict}")
 
 
 def print_estimate(cost: Estimate, word: str = "reader") -> None:

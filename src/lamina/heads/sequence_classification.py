@@ -179,6 +179,8 @@ class PooledClassificationHead(LabelHead):
         encoder = (EncoderLayer(config.kind, dim, *settings) for _ in range(config.encoder_layers))
         parts["encoder"] = nn.ModuleList(encoder)
         super().__init__(config, dim, **parts)
+        if config.problem_type == "regression":
+            nn.init.zeros_(self.output.bias)  # how `start_output` knows that the head was never trained
         self.query = nn.Parameter(torch.zeros(dim)) if config.pooling == "query" else None
 
     @property

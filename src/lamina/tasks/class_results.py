@@ -108,7 +108,11 @@ class ClassResults(Results[Tensor, Answer]):
         def score_rows(rows: Tensor, is_constant: bool) -> dict[str, float]:
             return class_scores(metrics, (fixed if is_constant else logits)[rows], targets[rows], self._task)
 
-        return compare(metrics, len(targets), always, score_rows)
+        result = compare(metrics, len(targets), always, score_rows)
+        error = class_scores(["mae"], logits, targets, self._task)["mae"] if "mae" in metrics else -1.0
+        if result["verdict"] is None and error >= result["baseline"].get("mae", 0.0):  # a correlation ignores the scale
+            result["verdict"] = f"not better by mae than always answering '{always}'"
+        return result
 
     def per_class(self) -> list[ClassRow]:
         """Return the rows of `metrics.class_table`: one per class, then the averages; [] for a regression."""
@@ -287,7 +291,8 @@ class Comparison(TypedDict):
         interval: Metric -> ends of the 95 % interval of the reader's own score: a percentile bootstrap over rows.
         verdict: None if the reader is better by the first metric in `interval`: the 95 % interval of the difference on
             the same rows lies above 0. Otherwise a phrase that says that it is not. It names the metric if that is not
-            the task's first, or says that no metric could be compared.
+            the task's first, or says that no metric could be compared. It also says if the mean absolute error is not
+            below that of the constant prediction.
     """
 
     rows: int

@@ -29,13 +29,14 @@ ABOUT_POSITIVE = frozenset({"f1", *RECALL_RATES})  # metrics of two classes that
 _NO, _YES = ("0", "no", "false"), ("1", "yes", "true")
 _USUAL = {frozenset(pair): pair[1] for pair in zip(_NO, _YES, strict=True)}
 SUBTOKENS = "subtoken_f1"  # macro F1 over all sub-tokens of words, not over words
-LOWER = frozenset({"perplexity"})  # metrics of which a lower score is better
+LOWER = frozenset({"perplexity", "mae"})  # metrics of which a lower score is better
 _ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 BOUNDS: Mapping[str, tuple[float, float]] = {  # metric -> its smallest and largest possible score
     **dict.fromkeys(("accuracy", "f1", "macro_f1", "span_f1", SUBTOKENS, *RANKING, *_ROUGE), (0.0, 1.0)),
     **dict.fromkeys(("mcc", "pearson", "spearman"), (-1.0, 1.0)),
     **dict.fromkeys(("bleu", "chrf"), (0.0, 100.0)),
     "perplexity": (1.0, math.inf),
+    "mae": (0.0, math.inf),
 }
 _SIGNS = re.compile(r"[^a-z0-9]+")
 _SPAN_TAG = re.compile(r"O|[BIESLU]-.+")
@@ -216,10 +217,11 @@ def score_multi_label(metrics: Sequence[str], predictions: Tensor, targets: Tens
 
 
 def score_numbers(metrics: Sequence[str], predictions: Sequence[float], targets: Sequence[float]) -> dict[str, float]:
-    """Return the "pearson" and "spearman" correlation of predictions with targets, as `metrics` names them.
+    """Return "pearson" and "spearman" (correlations with the targets) and "mae", as `metrics` names them.
 
-    Both are 0 if predictions or targets are constant, or have NaN or infinity. Raises UnknownNameError for other
-    metrics, and DataError without rows or if the numbers of rows differ.
+    Both correlations are 0 if predictions or targets are constant, or have NaN or infinity. "mae" is the mean absolute
+    error, or the largest float if a row has NaN or infinity. Raises UnknownNameError for other metrics, and DataError
+    without rows or if the numbers of rows differ.
     """
     _check_rows(predictions, targets)
     both = [torch.as_tensor(rows, dtype=torch.float64).reshape(-1) for rows in (predictions, targets)]
@@ -227,6 +229,7 @@ def score_numbers(metrics: Sequence[str], predictions: Sequence[float], targets:
     known = {
         "pearson": lambda: torch.corrcoef(torch.stack(both))[0, 1] if varies else 0.0,
         "spearman": lambda: torch.corrcoef(torch.stack([_ranks(row) for row in both]))[0, 1] if varies else 0.0,
+        "mae": lambda: (both[0] - both[1]).abs().mean().nan_to_num(torch.finfo(torch.float64).max),
     }
     return named_scores(metrics, known)
 

@@ -36,7 +36,7 @@ class SequenceClassificationKind(TextClassKind):
     name = "sequence_classification"
     problem_types = {
         "classification": ("accuracy", "f1", "mcc", "macro_f1"),
-        "regression": ("pearson", "spearman"),
+        "regression": ("pearson", "spearman", "mae"),
         "multi_label": ("f1", "accuracy"),
     }
     auto_class = "AutoModelForSequenceClassification"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import numpy as np
 import psutil
 import torch
+from torch import nn
 
 from lamina.bank.recorded_base import check_reads_recorded, check_recorded_base
 from lamina.data.state_cache import CacheSettings, open_states
@@ -20,10 +21,11 @@ from lamina.layers.recorded import RecordedModel
 from lamina.store.processors import check_inputs, check_same_inputs
 from lamina.store.save_model import check_reloads
 from lamina.tasks.recorded_rows import RowsOfStates
+from lamina.tasks.targets import label_array
 from lamina.train import memory
 from lamina.train.base import Runner, to_device
 from lamina.train.checkpoint import reader_settings, starting_weights
-from lamina.train.learner import BASE, Learner, parameter_groups, reader_groups
+from lamina.train.learner import BASE, Learner, parameter_groups, reader_groups, scaled_groups, start_output
 from lamina.utils import JSON, world_size
 
 if TYPE_CHECKING:
@@ -84,6 +86,7 @@ class BankRunner(Runner):
         readers: Mapping[str, ReaderModule] | None = None,
     ) -> None:
         self.bank, self.base, self.op, self.uses_global_rng = bank, bank.model, op, bank.train_base
+        self._spreads: dict[str, float] = {}  # reader of a regression -> standard deviation of its labels
         self.modules = (bank, bank.model) if bank.train_base else (bank,)
         self.processor = bank.processor if processor is None else processor
         if reads_inputs and isinstance(bank.model, RecordedModel):
@@ -286,8 +289,9 @@ class BankRunner(Runner):
     ) -> list[Learner]:
         """Return one learner for each task's reader and, with `train_base`, the base model as the last learner.
 
-        The base takes part in every step, with the learning rate `options.base_learning_rate`. The arguments are those
-        of `Runner.learners`.
+        The base takes part in every step, with the learning rate `options.base_learning_rate`. The linear output of a
+        regression starts at the mean of the labels and learns at their scale; see `start_output` and `scaled_groups`.
+        The arguments are those of `Runner.learners`.
 
         Raises:
             ConfigError: If a pattern of `weight_decay_on` without "!" matches no parameter.
@@ -296,6 +300,11 @@ class BankRunner(Runner):
         learners = []
         for name, task in tasks.items():
             groups, total = reader_groups(self.bank[name], rates[name], options, self.op), plan.steps_of(name)
+            output = getattr(self.bank[name].head, "output", None)
+            if task.problem_type == "regression" and isinstance(output, nn.Linear):
+                spread = start_output(output, label_array(task.split("train")))
+                groups = scaled_groups(groups, output, spread**2 if options.optimizer == "sgd" else spread)
+                self._spreads[name] = spread
             learners.append(Learner(name, self.bank[name], groups, metric=task.metric, total=total, options=options))
         if self.bank.train_base:
             groups = parameter_groups(self.bank.model, options, options.base_learning_rate, self.op)
@@ -319,10 +328,11 @@ class BankRunner(Runner):
     ) -> list[Tensor]:
         """Return the loss of each reader in `names` for a batch, including the regularization term of its fusion.
 
+        The loss of a regression is divided by the variance of its labels, so gradients are clipped alike at any scale.
         `labels` is reader name -> labels. `states` are the batch's cached states. None: the model computes them.
         """
         out = self._run(batch, to_device(labels, self.device), names, states)
-        return [cast("Tensor", out[name].loss) for name in names]
+        return [cast("Tensor", out[name].loss) / self._spreads.get(name, 1.0) ** 2 for name in names]
 
     def count_labels(self, name: str, labels: Tensor) -> float:
         """Return the number by which the mean loss of the reader `name` divides a sum over labels; see `Head.count`."""

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, TypedDict
 
+import numpy as np
 import torch
 
 from lamina.bank import ReaderModule
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from transformers import PreTrainedModel
 
+    from lamina.tasks.targets import Array
     from lamina.train.options import FitOptions
     from lamina.utils import JSON, JSONObject
 
@@ -308,6 +310,36 @@ def reader_groups(module: nn.Module, rate: float, options: FitOptions, op: str =
     """
     groups = _groups(module, {name: rate for name, _ in module.named_parameters()}, options, op)
     return sorted(groups, key=lambda group: -group["weight_decay"])
+
+
+def start_output(output: nn.Linear, labels: Array) -> float:
+    """Return the standard deviation of a regression's labels (1 if all are equal), to which an output is scaled.
+
+    An output that was never trained, as its zero bias shows, is changed in place: its bias becomes the labels' mean,
+    and its weights are multiplied by the deviation. Its first predictions are then near the labels. NaN is no label.
+    """
+    known = labels[np.isfinite(labels)].astype(np.float64)
+    spread = float(known.std()) or 1.0
+    if output.bias is not None and output.bias.requires_grad and not output.bias.any():
+        with torch.no_grad():
+            output.weight.mul_(spread)
+            output.bias.fill_(float(known.mean()))
+    return spread
+
+
+def scaled_groups(groups: Sequence[ParameterGroup], output: nn.Linear, factor: float) -> list[ParameterGroup]:
+    """Return the groups with the learning rate of the parameters of `output` multiplied by `factor`.
+
+    If `factor` is the deviation of the labels (its square with SGD), a reader whose loss is divided by their variance
+    learns as if they were divided by their deviation. The weight decay per step stays the same.
+    """
+    own, split = set(map(id, output.parameters())), list[ParameterGroup]()
+    for group in groups:
+        rest = [parameter for parameter in group["params"] if id(parameter) not in own]
+        scaled = [parameter for parameter in group["params"] if id(parameter) in own]
+        rate, decay = group["lr"] * factor, group["weight_decay"] / factor
+        split += [{**group, "params": rest}, ParameterGroup(params=scaled, lr=rate, weight_decay=decay)]
+    return [group for group in split if group["params"]]
 
 
 def _groups(module: nn.Module, rates: dict[str, float], options: FitOptions, op: str) -> list[ParameterGroup]:

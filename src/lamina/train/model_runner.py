@@ -7,6 +7,8 @@ import inspect
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from lamina.bank import is_read_by_bank
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, LaminaError, first_line
@@ -16,9 +18,10 @@ from lamina.store.save_model import check_reloads
 from lamina.tasks import KINDS, kind_of
 from lamina.tasks.base import GenerationOptions, Kind, KindedTask, TaskOutline, as_output
 from lamina.tasks.position_interpolation import size_problem
+from lamina.tasks.targets import label_array
 from lamina.train.base import Runner
 from lamina.train.checkpoint import starting_weights
-from lamina.train.learner import Learner, parameter_groups
+from lamina.train.learner import Learner, parameter_groups, start_output
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -202,9 +205,13 @@ class ModelRunner(Runner):
     ) -> list[Learner]:
         """Return a list with the model as its only learner, named after its task.
 
-        Its parameters are grouped by learning rate and weight decay. Raises the errors of `parameter_groups`.
+        Its parameters are grouped by learning rate and weight decay. A regression's new output with a bias starts at
+        the mean of the labels; see `start_output`. Raises the errors of `parameter_groups`.
         """
         ((name, task),) = tasks.items()
+        linear = [module for module in self.model.modules() if isinstance(module, nn.Linear)]
+        if task.problem_type == "regression" and linear and linear[-1].out_features == 1:
+            start_output(linear[-1], label_array(task.split("train")))
         groups = parameter_groups(self.model, options, rates[name], self.op)
         return [Learner(name, self.model, groups, metric=task.metric, total=plan.steps_of(name), options=options)]
 

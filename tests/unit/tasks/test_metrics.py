@@ -141,6 +141,7 @@ def test_one_class_only():
 def test_unknown_names():
     with pytest.raises(UnknownNameError, match=r"metrics: unknown metric 'acuracy'; .* Did you mean 'accuracy'\?"):
         classes(("acuracy",), [0], [0], 2)
+    assert score_numbers(("mae",), [1.0, math.nan], [1.0, 2.0])["mae"] > 1e300
     with pytest.raises(UnknownNameError, match="unknown metric 'pearson'; known: accuracy, f1, mcc"):
         classes(("pearson",), [0], [0], 2)
     for score in (several, score_numbers):

@@ -71,7 +71,7 @@ def test_pairs(tmp_path: Path):
 def test_decimal_points_mean_regression(tmp_path: Path, cells: list[str]):
     path = tsv(tmp_path / "t.tsv", [f"a\t{cell}" for cell in cells], header="sentence\tgrade")
     task = Task.from_files(SEQUENCE, train=path, validation=path, label="grade")
-    assert (task.problem_type, task.labels, task.metrics) == ("regression", ("grade",), ("pearson", "spearman"))
+    assert (task.problem_type, task.labels, task.metrics) == ("regression", ("grade",), ("pearson", "spearman", "mae"))
     assert task.split("train").labels == tuple(map(float, cells))
 
 
@@ -232,9 +232,22 @@ def test_further_windows_carry_no_label(words: Any, problem_type: str, labels: l
     assert KIND.model_labels(found, about).dtype == torch.float32
 
 
+@pytest.mark.parametrize(("shift", "verdict"), [(0.0, None), (9.0, "not better by mae than always answering '3.5'")])
+def test_numbers_of_a_wrong_scale_are_not_better_than_their_mean(words: Any, shift: float, verdict: str | None):
+    labels = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    about = task("regression", ("score",), labels, ["bad"] * 6)
+    split = about.split("validation")
+    results: Any = KIND.results(about, split, KIND.encode(split, words, EncodeOptions(part="predict", max_length=6)))
+    results.add(range(6), torch.tensor(labels)[:, None] + shift)
+    comparison: Any = results.compare(("pearson", "mae"))
+    assert comparison["verdict"] == verdict
+    assert comparison["baseline"] == pytest.approx({"pearson": 0.0, "mae": 1.5})
+
+
 def test_numbers_are_scored(words: Any):
     results = scored(task("regression", ("score",), [1.0, 2.0, 4.0]), words, [[2.0], [3.0], [5.0]])
-    assert results.scores(("pearson", "spearman")) == pytest.approx({"pearson": 1, "spearman": 1}, abs=1e-5)
+    right = {"pearson": 1, "spearman": 1, "mae": 1}
+    assert results.scores(tuple(right)) == pytest.approx(right, abs=1e-5)
     assert results.per_class() == []
     assert results.predictions() == [{"value": 2.0}, {"value": 3.0}, {"value": 5.0}]
 

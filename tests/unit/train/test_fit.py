@@ -40,7 +40,7 @@ from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError, StoreError, UnknownNameError
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
-from lamina.prediction import evaluate
+from lamina.prediction import evaluate, predict
 from lamina.tasks.task import Task
 from lamina.train import training_run
 from lamina.train.checkpoint import Checkpoints
@@ -312,6 +312,30 @@ def test_every_kind_of_task_is_learned(task: Task, metric: str, least: float):
     assert evaluate(bank, {"r": task})["r"] == pytest.approx(
         {key: value for key, value in result.best["r"].items() if key != "epoch"}, abs=1e-5
     )
+
+
+def test_a_new_reader_of_numbers_starts_at_their_mean_and_a_trained_one_goes_on():
+    task, other = (length_of_text(scale=scale) for scale in (100.0, 1.0))
+    labels = np.asarray(task.split("train").labels)
+    bank = tiny_bank({"r": reader(task, layers="all", dim=16)})
+    output: Any = bank["r"].head.output
+    before = output.weight.detach().clone()
+    train(bank, {"r": task}, epochs=1, learning_rate=1e-9)
+    assert output.bias.item() == pytest.approx(labels.mean(), rel=1e-4)
+    assert torch.allclose(output.weight, before * labels.std(), rtol=1e-4)
+    train(bank, {"r": other}, epochs=1, learning_rate=1e-9)
+    assert output.bias.item() == pytest.approx(labels.mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize("scale", [0.01, 1000.0])
+def test_numbers_of_any_scale_are_learned(scale: float):
+    task = length_of_text(train=80, scale=scale)
+    bank = tiny_bank({"r": reader(task, layers="all", dim=16)})
+    result = train(bank, {"r": task}, epochs=12, batch_size=8, learning_rate=0.03, keep="last")
+    labels = np.asarray(task.split("validation").labels)
+    values = [row["r"]["value"] for row in predict(bank, [str(text) for text in task.split("validation").texts])]
+    assert np.abs(values - labels).mean() < 0.8 * np.abs(labels - labels.mean()).mean()
+    assert result.best["r"]["pearson"] > 0.5
 
 
 @pytest.mark.long
