@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _MODEL = 'Folder or hub id of the model whose replies are watched, or "minilm", which judges finished replies.'
 _POSITIVE = "Label of bad replies."
-_RATE = "Rate of false alarms that is allowed: a fraction of good replies, or see --per."
+_RATE = "Rate of false alarms that is allowed: a fraction of good replies, such as 0.05, or see --per."
 _PER = 'Unit of the rate: "reply", or "1000 tokens" for false alarms per thousand tokens of good replies.'
 _OUTPUT = "Folder for the bank with the monitor. Default: nothing is saved."
 _MESSAGES = "Column of chats whose last message is the reply. Default: a column with a usual name, if there is one."

@@ -25,7 +25,9 @@ logger = logging.getLogger(__name__)
 SHOWN = 60  # characters of a text that the table shows
 _TEXTS = "Texts to predict from. Default: the --file, or without it the lines of standard input."
 _FILE = "File of texts: .txt with one text per line, .tsv, .csv, .jsonl or .parquet."
-_OUTPUT = "Write the predictions to this .jsonl, .csv or .parquet file. Default: print them."
+_OUTPUT = (
+    "Write the predictions to this .jsonl, .csv or .parquet file; an existing file is replaced. Default: print them."
+)
 _SKIP_BAD = "With --output: skip and count rows that cannot be read. Default: such a row is an error."
 _RAY = "With --output: predict with Ray workers on this machine (local), on the running cluster (auto) or at HOST:PORT."
 _WORKERS = "With --ray: number of workers. Default: one per GPU, or one per core without GPUs."

@@ -193,7 +193,8 @@ def _to_records(path: Path, rows: Numbered[list[str]], header: Sequence[str] | N
     if header is None and len(names) == 1 and (signs := sorted({*names[0]} & {*";,|\t"} - {own})):
         rule = "columns are divided by commas in CSV files and by tabs in TSV files, below a header"
         problem = f"has the one column {reprlib.repr(names[0])}, in which {signs[0]!r} may divide columns; {rule}"
-        raise DataError(f"read: {path} {problem}. Convert the file, or give it a header.", path=str(path))
+        convert = f"pandas.read_csv({path.name!r}, sep={signs[0]!r}).to_csv('new.csv', index=False)"
+        raise DataError(f"read: {path} {problem}. Convert it, as with {convert}, or give it a header.", path=str(path))
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise DataError(f"read: {path} has two columns '{twice}'.", path=str(path), column=twice)

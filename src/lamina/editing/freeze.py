@@ -145,7 +145,10 @@ def _trainable_parameters(model: PreTrainedModel, train: str | Sequence[str] | N
         if part == INSERTED:
             raise ConfigError(f"{_OP}: train is {train!r}, and the model has no inserted layers. Call insert_ first.")
         known = dict.fromkeys(word for name in named for word in name.split(".") if not word.isdecimal())
-        raise UnknownNameError(op=_OP, got=part, known=known, what="part to train")
+        inserted = [INSERTED] if any(is_trained(name, [INSERTED]) for name in named) else []
+        first = [*inserted, *reversed([name for name, _ in model.named_children()])]  # heads come last in a model
+        see = f"model.named_parameters(); such as {', '.join(first[:5])}"
+        raise UnknownNameError(op=_OP, got=part, known=known, what="part to train", see=see)
     return {parameter for name, parameter in named.items() if is_trained(name, parts)}
 
 

@@ -226,8 +226,8 @@ def usual_column(source: Path, learnt: Sequence[str] = ()) -> str:
     column = names[0] if len(names) == 1 else next(iter(usual), None)
     if column is None:
         raise DataError(
-            f"read: {source} has no column {' or '.join(map(repr, USUAL_COLUMNS))}; its columns are: "
-            f"{', '.join(names)}. Name one of these with `text` (--text).",
+            f"read: {source} has no column {' or '.join(map(repr, dict.fromkeys([*learnt, *USUAL_COLUMNS])))}; its "
+            f"columns are: {', '.join(names)}. Name one of these with `text` (--text).",
             path=str(source),
         )
     return column

@@ -99,7 +99,8 @@ class TrainedMonitor(Monitor):
         rival = "" if words is None else f"; TF-IDF on the finished text catches {100 * words:.0f} %"
         text = f"{flags}, {catches}{when if self.live else ', once they are finished'}{rival}."
         low, high = found.alarms_interval or (math.nan, math.nan)
-        alarms = f"{found.alarms_per_thousand:.2g} false alarms per thousand tokens ({low:.2g} to {high:.2g})"
+        count = f"{found.alarms_per_thousand:.2g}"
+        alarms = f"{count} false alarm{'s' * (count != '1')} per thousand tokens ({low:.2g} to {high:.2g})"
         useless = " It is useless: its recall cannot be told from its rate of false alarms." * (not found.is_useful)
         seen = "on the test part there were " * (found.per == "1000 tokens")
         return f"{text} {self._bound(found)}; {seen}{alarms}.{useless}"
@@ -108,9 +109,8 @@ class TrainedMonitor(Monitor):
         """Return a sentence, without its full stop: which rate the calibration `found` promises for which replies."""
         sure = f"With {100 * found.confidence:g} % confidence it"
         if found.per == "1000 tokens":
-            return (
-                f"{sure} raises at most {found.target:g} false alarms per thousand tokens of good replies of this kind"
-            )
+            alarms = f"{found.target:g} false alarm{'s' * (found.target != 1)} per thousand tokens"
+            return f"{sure} raises at most {alarms} of good replies of this kind"
         longest = "" if self.sketch is None else f" and of at most {self.sketch.longest} tokens, as in the calibration"
         return f"{sure} flags at most {100 * (found.target or 0):g} % of good replies of the same kind{longest}"
 
@@ -337,7 +337,7 @@ def _check_parts(parts: Parts, processor: Processor, promise: _Promise) -> None:
     if count < least:
         problem = f"there are {count} {unit} to calibrate on"
         sure = f"a rate of {promise.rate:g} per {promise.per} with {100 * promise.confidence:g} % confidence"
-        rule = f"{sure} needs about {least}, about {math.ceil(least / SHARES['calibration'])} in the file"
+        rule = f"{sure} needs about {least}, so the file about {math.ceil(least / SHARES['calibration'])} {unit}"
         raise ConfigError(f"monitor: {problem}; {rule}. Give more, or ask for a higher rate.")
     for part, own in parts.items():
         for what, count in (("bad", sum(one.positive for one in own)), ("good", sum(not one.positive for one in own))):

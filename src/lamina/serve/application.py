@@ -189,6 +189,7 @@ def _add_problems(app: FastAPI) -> None:
         path = path_of(request.scope)
         if path in _RULES and first["loc"][1:] == ("inputs", "str"):  # it fits none of the forms
             where, why = "inputs", f"{_RULES[path]} is needed"
+        why += _meant(where, error.body) if path in _RULES else ""
         return problem(request, 422, f"{where}: {why}", "Validation", where)
 
     @app.exception_handler(LaminaError)
@@ -205,6 +206,13 @@ def _add_problems(app: FastAPI) -> None:
         response = problem(request, error.status_code, detail, names.get(error.status_code, "Validation"))
         response.headers.update(error.headers or {})
         return response
+
+
+def _meant(where: str, body: object) -> str:
+    """Return a sentence that names the right key, if a body has "readers" for "tasks" or "text" for "inputs"."""
+    wrong, right = {"readers": ("readers", "tasks"), "inputs": ("text", "inputs")}.get(where, ("", ""))
+    is_wrong = isinstance(body, dict) and wrong in body and right not in body
+    return f". Did you mean '{right}' in place of '{wrong}'?" if is_wrong else ""
 
 
 def _add_health(app: FastAPI, scheduler: Scheduler, metrics: ServerMetrics, name: str) -> None:

@@ -172,8 +172,12 @@ def test_lists_that_cannot_be():
         UnknownNameError, match=r"unknown part to train 'clasifier'; known: .*Did you mean 'classifier'"
     ):
         freeze_(model, train=["pooler", "clasifier"])
-    with pytest.raises(UnknownNameError, match=r"unknown part to train 'layer\.9'; known: layer.* others\."):
+    with pytest.raises(UnknownNameError, match=r"unknown part to train 'layer\.9'; known: layer.* others"):
         freeze_(model, train=["layer.9"])
+    insert_(model, "ffn")
+    with pytest.raises(UnknownNameError, match=r"'adapter'; known: layer .* such as inserted, classifier, "):
+        freeze_(model, train=["adapter"])
+    model = FAMILIES["bert-SequenceClassification"].known()
     with pytest.raises(ConfigError, match=r"train is \['inserted', 'pooler'\], and the model has no inserted layers"):
         freeze_(model, train=["inserted", "pooler"])
     with pytest.raises(ConfigError, match=r"train is \[\]; it is 'inserted', or a list of parts of the model"):

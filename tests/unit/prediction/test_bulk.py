@@ -338,6 +338,12 @@ def test_what_cannot_be_read_or_written(source: str, output: str, options: Any, 
     assert left(tmp_path) == {"in.jsonl", "other.csv", "folder.csv", "pipe.jsonl"}
 
 
+def test_a_missing_column_is_named_as_the_readers_learnt_it(tmp_path: Path):
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match="has no column 'comment' or 'text' or 'sentence' or"):
+        bulk.usual_column(tmp_path / "other.csv", ["comment", "text"])
+
+
 def test_the_source_is_not_written_over(tmp_path: Path):
     source = write(tmp_path / "in.jsonl", TEXTS)
     before, link = source.read_bytes(), tmp_path / "link.jsonl"

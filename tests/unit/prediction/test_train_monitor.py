@@ -316,7 +316,7 @@ ROW = {"prompt": "anna", "reply": "the film", "label": "ok"}
             replies(100),
             {"rate": 0.01},
             ConfigError,
-            "a rate of 0.01 per reply with 95 % confidence needs about 299, about 1196",
+            "a rate of 0.01 per reply with 95 % confidence needs about 299, so the file about 1196 good replies",
         ),
         (replies(100), {"rate": 0}, ConfigError, "the rate is 0; it must be above 0 and below 1, such as 0.01"),
         (replies(100), {"rate": 1}, ConfigError, "the rate is 1"),
@@ -331,7 +331,7 @@ ROW = {"prompt": "anna", "reply": "the film", "label": "ok"}
             replies(100),
             {"rate": 0.1, "per": "1000 tokens"},
             ConfigError,
-            r"there are \d+ tokens of good .* 0.1 per 1000 tokens with 95 % confidence needs about 30\d\d\d, about 12",
+            r"there are \d+ tokens of good .* 0.1 per 1000 tokens with .* needs about 30\d\d\d, so the file about 12",
         ),
         (replies(100), {"per": "token"}, UnknownNameError, "monitor: unknown unit 'token'; known: reply, 1000 tokens"),
         (

@@ -399,6 +399,8 @@ PROBLEMS = {
     "a triple": ("/predict", {"inputs": [["a", "b", "c"]]}, 422, "inputs: a text, a list of texts or of pairs"),
     "mixed": ("/predict", {"inputs": ["a", {"image": "YQ=="}]}, 422, "inputs are of several kinds"),
     "unknown key": ("/predict", {"inputs": "a", "trunc": True}, 422, "trunc: Extra inputs"),
+    "readers": ("/predict", {"inputs": "a", "readers": ["mood"]}, 422, "Did you mean 'tasks' in place of 'readers'?"),
+    "text": ("/explain", {"text": "a"}, 422, "inputs: Field required. Did you mean 'inputs' in place of 'text'?"),
     "many texts": ("/predict", {"inputs": [["a"]] * 5}, 413, "5 texts came in one request; at most 4 are accepted"),
     "many bytes": (
         "/predict",
