@@ -304,13 +304,15 @@ def places(mark: SpanMark, text: str, units: Units | None = None) -> list[Span]:
 def _agree(characters: str, carried: str, *, loosely: bool) -> bool:
     """Return whether `characters`, those of a span in its text, equal `carried`, the text that the span states.
 
-    Runs of blanks count as one blank, unseen characters do not count, and Unicode forms may differ. With `loosely`,
-    blanks, capitals, accents and tokenizers' marks do not count, and a stated text with "[UNK]" equals anything.
+    Runs of blanks count as one blank, and so does a backslash with "n". Unseen characters do not count, and Unicode
+    forms may differ. With `loosely`, blanks, capitals, accents and tokenizers' marks do not count, and a stated text
+    with "[UNK]" equals anything.
     """
     if loosely and "[UNK]" in carried:
         return True
-    texts = (_UNSEEN.sub("", " ".join(text.split())) for text in (characters, carried.replace("\\n", "\n")))
-    both = [unicodedata.normalize("NFC", text.strip()) for text in texts]
+    # in both, as a text may really hold a backslash and an "n"; blanks beside an unseen character are one run
+    texts = (_UNSEEN.sub("", " ".join(text.replace("\\n", "\n").split())) for text in (characters, carried))
+    both = [unicodedata.normalize("NFC", " ".join(text.split())) for text in texts]
     if loosely:
         bare = (unicodedata.normalize("NFKD", text.replace("##", "")).casefold() for text in both)
         both = [regex.sub(r"[\s\p{M}▁Ġ]", "", text) for text in bare]

@@ -232,6 +232,22 @@ def test_unseen_characters_do_not_count_in_what_a_span_states(mark: str):
         assert tagged(read([{"text": f"{mark}Lima", "label": "LOC"}], "to Lima now")) == EXPECTED[:1]
 
 
+@pytest.mark.parametrize(
+    ("characters", "stated"),
+    [
+        ("C:\\new", "C:\\new"),
+        ("C:\\new\nLima", "C:\\new\\nLima"),
+        ("to\nLima", "to\\nLima"),
+        ("a \u200b b", "a b"),
+        ("a b", "a\t\u00ad\nb"),
+        ("a\x1cb", "a b"),
+    ],
+)
+def test_blanks_and_line_breaks_of_a_stated_text_may_differ(characters: str, stated: str):
+    mark = {"start": 4, "end": 4 + len(characters), "text": stated, "label": "LOC"}
+    assert tagged(read([mark], f"See {characters}."))[0][1] == "B-LOC"
+
+
 def test_a_text_of_another_unicode_form_is_found():
     assert tagged(read([{"text": "Zoe\u0308", "label": "PER"}])) == [("Zo\u00eb", "B-PER")]
 
