@@ -99,10 +99,10 @@ _PARAMETERS = re.compile(r"\[[^\[\]]*\]|\[[^\[\]]*$")  # of a generic type, the 
 def check_type(op: str, name: str, value: T, annotation: object) -> T:
     """Return an option's value: NumPy and torch numbers as Python numbers, arrays and sets as lists where allowed.
 
-    Raises ConfigError if the value is not of the type `annotation`, or is an empty text although it may be a path. A
-    value passes unchecked if a type in `annotation` is not a key of `_TYPES`, or if all are "Literal" or "None". The
-    items of a list or tuple are checked in the same way, by the types in brackets, as in "Sequence[int]". Generators
-    become lists. `op` and `name` are the operation and the option, for the message.
+    Raises ConfigError if the value is not of the type `annotation`, or is an empty text although it may be a path. The
+    type is not checked if `annotation` has a type that `_TYPES` lacks, or only "Literal" and "None". The items of a
+    list or tuple are checked in the same way, by the types in brackets, as in "Sequence[int]". Generators become lists.
+    `op` and `name` are the operation and the option, for the message.
     """
     plain: object = value
     if type(value).__module__.partition(".")[0] in ("numpy", "torch") and getattr(value, "ndim", 1) == 0:

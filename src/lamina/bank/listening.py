@@ -242,11 +242,12 @@ class _Listener:
 
     @contextmanager
     def on_generate(self, call: GenerateCall) -> Iterator[Callable[[Generated], None]]:
-        """Read a call of `generate` for decoder stacks whose readers have no output yet. A context manager.
+        """Read the states of decoder stacks during a call of `generate`, where their readers have no output yet.
 
-        With `over` "prompt" it only reads a prompt that comes in pieces; `on_start` reads others. It yields a function
-        that completes the outputs; the caller passes it the result of `generate`. Raises ConfigError if the call
-        decodes in an unsupported way, or monitors' readers cannot read the model now.
+        With `over` "prompt" it does so only if `call.prompt_in_pieces`; otherwise `on_start` reads the prompt. This
+        context manager yields a function that completes the outputs; the caller passes it the result of `generate`. If
+        readers without monitors cannot read the model now, the reason is recorded. Raises ConfigError if monitors'
+        readers cannot, or if the call decodes in an unsupported way.
         """
         thread, outputs = get_ident(), self.outputs.readers
         templates = [template for template in self._templates if reads_generated_text(template, self._model)]

@@ -582,5 +582,8 @@ _SUFFIX = ":"  # no reader's name contains it
 
 
 def key_of(name: str) -> str:
-    """Return a reader's key in an `nn.ModuleDict`, which refuses the names of its own attributes, such as "type"."""
+    """Return a reader's key in an `nn.ModuleDict`: its name, with a suffix if `nn.ModuleDict` refuses that name.
+
+    It refuses the names of its own attributes, such as "type".
+    """
     return name + _SUFFIX if name == "training" or hasattr(nn.ModuleDict, name) else name

@@ -269,9 +269,9 @@ def encode(
         max_length: Maximum number of tokens in a window, special tokens included.
         windows: Whether to cut a longer text into several windows. False: the tokenizer truncates it on its own side (a
             pair: the longer text), and it counts as truncated. With windows, the second text of a pair is cut, and
-            every window begins with the first text. If this is longer than half a window, it is cut to half a window,
-            and the pair counts as truncated. Offsets and token ranges are those of the second text. A start token
-            between the two is left out, so that a reply follows its prompt as it does when the model writes it.
+            every window begins with the first text. A first text longer than half a window (without special tokens) is
+            cut to that half, and the pair counts as truncated. Offsets and token ranges are those of the second text. A
+            start token between the two is left out, so that a reply follows its prompt as when the model writes it.
         stride: Number of tokens that neighbouring windows share. None: a quarter of `max_length`, but at least one
             token less than the text's part of a window.
         offsets: Whether to store the character range of each token, which only fast tokenizers tell. Only token tasks

@@ -74,8 +74,8 @@ def names_after(name: str, path: str, order: Sequence[int], first: Sequence[str]
     """Return the new names of a parameter after the blocks at `path` were put in the order `order`.
 
     `order` has the blocks' old numbers, from 1. There are several names if the parameter's block was copied, and none
-    if the block was dropped. A parameter outside these blocks keeps its name. `first` are paths, relative to a block,
-    of parts that always belong to the first block.
+    if the block was dropped. A parameter outside these blocks keeps its name. Parameters of the parts `first` (paths
+    relative to a block) move to the new first block, whatever `order` says.
     """
     if not name.startswith(f"{path}."):
         return [name]

@@ -92,7 +92,10 @@ class Calibration:
         return self.recall_interval[0] > self.false_positive_interval[1]
 
     def promise(self) -> str:
-        """Return the target as text: "at most 0.01 with 95% confidence", or "... on these texts"; "" if it is None."""
+        """Return the target as text: "at most 0.01 with 95% confidence" if `guaranteed`, else "... on these texts".
+
+        With `per` "1000 tokens", "false alarms per thousand tokens" follows the number. "" if the target is None.
+        """
         if self.target is None:
             return ""
         what = f"{self.target:g}" + " false alarms per thousand tokens" * (self.per == "1000 tokens")

@@ -342,7 +342,7 @@ class _Gambler:
     Attributes:
         sketch: Values of the quantity in the calibration, in ascending order.
         log_wealth: Logarithm of the wealth, which began at 1.
-        recent: The latest values, at most 100.
+        recent: The latest values of the quantity, at most 100.
     """
 
     sketch: Sequence[float]

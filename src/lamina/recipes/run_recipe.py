@@ -181,7 +181,8 @@ def _other_progress_bars(*, show: bool) -> Iterator[None]:
 def _table_files(run: RecipeResult, folder: Path | None) -> Files:
     """Return file name -> function that writes this file of a recipe's results to a path, for each name in `TABLES`.
 
-    The new report also lists the drawn files of an earlier report in the output `folder`; see `with_drawn_files`.
+    The report takes over the list of drawn files from an earlier report in `folder`, if there is one. With None it
+    stays as it is.
     """
     report = run.report if folder is None else with_drawn_files(run.report, folder)
     writers: tuple[Callable[[Path], None], ...] = (

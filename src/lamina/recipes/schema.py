@@ -572,10 +572,10 @@ def _check_axes(recipe: Recipe, axes: Mapping[str, list[AxisLayout]], whole: boo
 
 
 def _check_scores(recipe: Recipe, metrics: Sequence[str], key: str, part: str | None) -> None:
-    """Raise ValidationError if a task lacks one of the metrics, or the split `part`, of a table or figure.
+    """Raise ValidationError if a task lacks a metric of a table or figure, or its scores on `part` are missing.
 
-    `key` is the recipe's key of the metrics, for the error. Test scores exist only if the recipe evaluates on test. If
-    `part` is None, only the metrics are checked.
+    The parameter count is always known. Scores are missing if `part` is "test" and the recipe does not evaluate on
+    test. `key` is the recipe's key of the metrics, for the error.
     """
     for task in recipe.tasks.values():
         with error_at(key):

@@ -233,7 +233,10 @@ def _add_health(app: FastAPI, scheduler: Scheduler, metrics: ServerMetrics, name
 
     @app.get("/info")
     async def info() -> dict[str, JSON]:
-        """Return the tasks with their labels, layers and parameters, and all limits of the server."""
+        """Return facts about the bank, its model, its tasks, monitors and stacks, and all limits of the server.
+
+        A task has, among others, its labels, layers and number of parameters.
+        """
         return await run_in_threadpool(info_of, scheduler.served, scheduler.settings, name, scheduler.engine.name)
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
@@ -404,9 +407,10 @@ def _task_info(served: ServedBank, task: str, limit: int) -> dict[str, JSON]:
 
 
 def _monitor_info(bank: ReaderBank, monitor: AnyMonitor) -> dict[str, JSON]:
-    """Return what `/info` says about a saved monitor: its readers, flagged labels, scale of scores, threshold, rates.
+    """Return what `/info` says about a saved monitor: readers, flagged labels, scores, threshold and rates.
 
-    In a cascade, labels and scale are the second monitor's. Rates are None if it was not calibrated.
+    The scores have a scale, and are "bounded" or not. In a cascade, labels, scale and "bounded" are the second
+    monitor's. Rates are None if it was not calibrated.
     """
     own = monitor.second if isinstance(monitor, Cascade) else monitor
     rates = monitor.calibration

@@ -27,7 +27,7 @@ _TOO_SLOW = (
 
 
 def server_of(app: FastAPI, settings: Settings, *, host: str = "127.0.0.1", port: int = 0) -> Server:
-    """Return a uvicorn server for an application, which `run` starts. Port 0: any free port.
+    """Return a uvicorn server for an application; its method `run` starts it. Port 0: any free port.
 
     The time limits in `settings` for headers and for the shutdown apply to it.
     """

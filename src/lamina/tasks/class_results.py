@@ -136,7 +136,10 @@ class ClassResults(Results[Tensor, Answer]):
         return self.logits.argmax(-1).tolist()
 
     def predictions(self) -> list[Answer]:
-        """Return the prediction for each example, in the form of the task's problem type."""
+        """Return a dict for each example: "label", "score" (its probability) and "probabilities" (by label).
+
+        Multi-label: "labels" (those above 0.5) and "probabilities". Regression: "value".
+        """
         problem, labels = self._task.problem_type, self._task.labels
         if problem == "regression":
             return [{"value": value} for value in self.logits[:, 0].tolist()]

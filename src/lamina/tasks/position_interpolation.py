@@ -34,7 +34,10 @@ def size_problem(model: PreTrainedModel, batch: Batch) -> str | None:
 
 
 def _other_size(model: PreTrainedModel, batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return (height, width) of a batch's images and of the model's own; None if they are equal or not known."""
+    """Return two (height, width) pairs: of the batch's images, and of those that the model is built for.
+
+    Returns None if they are equal or not known.
+    """
     image_size = getattr(getattr(model.config, "vision_config", model.config), "image_size", None)
     values = batch.get("pixel_values")
     if values is None or values.ndim != 4 or image_size is None:

@@ -166,7 +166,10 @@ def _inputs(
 
 
 def _group(tasks: Mapping[str, Task], names: Sequence[str], part: str, inputs: Inputs) -> Group:
-    """Return the tasks `names` as a group with these inputs, and make its labels: once for all readers of one task."""
+    """Return a group of the learners `names`, with these inputs. `tasks` is learner name -> task.
+
+    Labels are made once for learners with the same split, kind and `label_all_tokens`.
+    """
     made: dict[tuple[int, Kind, bool], Targets | None] = {}
     targets: dict[str, Targets | None] = {}
     for name in names:

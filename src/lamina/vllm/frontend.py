@@ -20,7 +20,8 @@ def install(engine: Frontend, layout: Layout) -> None:
     """Make a vLLM frontend check which readers a request chooses, and add an attribute `lamina` to its outputs.
 
     Methods of the frontend's processors are replaced, in place. A request whose choice of readers is wrong, or whose
-    prompt comes in pieces, then raises ValueError. The scheduler's messages are removed from `kv_transfer_params`.
+    prompt is streamed (`resumable`), then raises ValueError. The scheduler's messages are removed from
+    `kv_transfer_params`.
     """
     processor = engine.output_processor
     process_inputs, add_request = engine.input_processor.process_inputs, processor.add_request

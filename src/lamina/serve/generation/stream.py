@@ -31,9 +31,10 @@ class TokenEvent:
         id: Its id.
         text: What it adds to the text.
         special_text: A special token as text, such as "</s>"; None for an ordinary token.
-        scores: Task -> label -> probability, see `TokenScores.at`. None at the last token, which the model does not
-            read, and if no reader gives scores at each token.
-        monitors: Monitor -> score of the text so far; None if `scores` is None.
+        scores: Task -> label -> probability, see `TokenScores.at`; a probability that is not finite is None. None as a
+            whole at the last token, which the model does not read, and if no reader gives scores at each token.
+        monitors: Saved monitor -> score of the text so far. A score is None if it is not finite, or if the second
+            monitor of a cascade has not run. None as a whole if `scores` is None.
         flagged: Names of the monitors that have flagged the text at this token or before.
         last: Whether it is the last.
     """

@@ -272,8 +272,9 @@ def _check_comparable(base: _BlockWeights, other: _BlockWeights, name: str) -> N
 def _distances(base: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, float]:
     """Return measure -> distance between the weights of one role in the base and in another checkpoint.
 
-    Both mappings are weight name -> weight, with the same names and shapes. Sums are computed in float64. The relative
-    distance is infinite if all weights of the base are 0 and some of the others are not.
+    "l2" and "relative" are over all weights together; "spectral" is the largest of any matrix. "relative" is infinite
+    if all weights of the base are 0 and some of the others are not. Both mappings are weight name -> weight, with the
+    same names and shapes. Sums are computed in float64.
     """
     squares = norm = spectral = 0.0
     for key, weight in base.items():

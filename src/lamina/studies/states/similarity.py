@@ -203,9 +203,10 @@ def _read(
     """Run one or two models over all groups of batches; return the CKA, and the sample for the intrinsic dimension.
 
     Both have an entry for each layer of each model, in the order of `sides`. `sides` has one object per model, which
-    runs it. An entry of `groups` has the same rows encoded for each model. `minibatch` is the number of rows per
-    minibatch of CKA, and `seed` decides the order of the rows within a group. Raises ConfigError if the models have
-    different numbers of tokens for the same rows, or a minibatch has fewer than 4 rows.
+    runs it. Each entry of `groups` has one group per model, with the same rows. A minibatch of CKA has `minibatch` to
+    `2 * minibatch - 1` rows, or all rows of a smaller group. `seed` decides the order of the rows within a group.
+    Raises ConfigError if the models have different numbers of tokens for the same rows, or a minibatch has fewer than 4
+    rows.
     """
     cka, sample = MinibatchCKA(), NeighbourSample(_SAMPLE)
     for number, group in enumerate(groups):
