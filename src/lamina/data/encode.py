@@ -335,7 +335,7 @@ def check_tokenizers() -> None:
     words.enable_truncation(1)
     if len(words.encode("a a a").overflowing) != 2:
         problem = f"tokenizers {tokenizers.__version__} loses the windows of long texts but the first one or two"
-        raise ConfigError(f"encode: {problem}. Run: pip install 'tokenizers>=0.23.3'")
+        raise ConfigError(f"encode: {problem}. Run: pip install 'tokenizers!=0.23.1,!=0.23.2'")
 
 
 def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bool) -> dict[str, int | str]:

@@ -191,11 +191,11 @@ def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
         op: Name of the calling method, which begins the error messages.
     """
     check_given(y, op)
-    kinds = set(map(type, y)) if isinstance(y, list | tuple) else set[type]()
-    if any(issubclass(kind, str) for kind in kinds) and any(issubclass(kind, Number) for kind in kinds):
-        logger.warning("%s: y has texts and numbers, which all become texts. Give labels of one type", op)
     with data_errors(op):
         checked = as_array(plain_column(y, op), "y", accept_sparse="csr", dtype=None)
+        kinds = set(map(type, y)) if isinstance(y, list | tuple) else set[type]()
+        if any(issubclass(kind, str) for kind in kinds) and any(issubclass(kind, Number) for kind in kinds):
+            logger.warning("%s: y has texts and numbers, which all become texts. Give labels of one type", op)
         check_consistent_length(texts, checked)
         for value in checked if checked.dtype == object and checked.ndim == 1 else ():
             if not isinstance(value, Number):  # scikit-learn's own message about dates speaks of a regression

@@ -16,7 +16,7 @@ from decimal import Decimal
 from difflib import get_close_matches
 from functools import partial
 from operator import itemgetter
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from lamina.data.arrow import Column
 from lamina.data.read import Table
@@ -331,9 +331,9 @@ def check_names(labels: object) -> tuple[str, ...] | None:
     if labels is None:
         return None
     if isinstance(labels, Iterable) and not isinstance(labels, str | Mapping | set | frozenset):
-        names: list[object] = [*labels]
+        names = cast("list[str]", [*labels])
         if all(isinstance(name, str) for name in names):
-            return tuple(trimmed(str(name)) for name in names)
+            return tuple(map(trimmed, names))  # the value of a name that is an enum of texts
     raise ConfigError(f"task: labels are {labels!r}; a list of class names is needed.")
 
 

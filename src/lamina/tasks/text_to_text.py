@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from os import PathLike
 from typing import TYPE_CHECKING, Any, TypedDict, cast, final
 
 from torch import Tensor
@@ -125,11 +125,11 @@ class TextToTextKind(Kind[PairInputs]):
         See `Kind.read` for the other arguments. Raises DataError if a file cannot be read, or the numbers of lines of a
         pair differ; ConfigError if a file is no path.
         """
-        if isinstance(source, str | Path) or not isinstance(source, Sequence):
+        if isinstance(source, str | PathLike) or not isinstance(source, Iterable):
             return super().read(source, spec, header)
-        if odd := [path for path in source if not isinstance(path, str | Path)]:
+        if odd := [path for path in source if not isinstance(path, str | PathLike)]:
             raise ConfigError(f"task: a file is {odd[0]!r}; a path is needed.")
-        return read_pair(source, (str(spec.text), str(spec.label)))
+        return read_pair(list(source), (str(spec.text), str(spec.label)))
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """Return the source texts of every split, with the texts to generate as labels; see `Kind.build`.

@@ -129,6 +129,12 @@ def test_the_values_of_y_score_and_name_the_positive_class(base: str, texts: lis
     assert fitted.score(texts[:2], y) == np.mean(fitted.predict(texts[:2]) == np.array([3, 1]))
 
 
+def test_a_missing_label_is_no_number(caplog):
+    with pytest.raises(DataError, match="row 1 of y is missing"):
+        class_targets(["x", float("nan"), "y"], TEXTS, "op")
+    assert not caplog.messages
+
+
 @pytest.mark.parametrize(("y", "is_told"), [([1, "a", 1], True), ([True, "a", "a"], True), ([1, 2.0, True], False)])
 def test_texts_and_numbers_in_a_list_become_texts_with_a_warning(y: list[Any], is_told: bool, caplog):
     targets = class_targets(y, TEXTS, "op")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections import Counter
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import datasets
@@ -55,6 +56,8 @@ def test_a_task_of_one_class_is_refused():
     given = {"train": rows, "validation": rows}
     assert Task.from_dataset(SEQUENCE, given, text="text", labels=["no", "yes"]).labels == ("no", "yes")
     assert Task.from_dataset(SEQUENCE, {"test": rows}, text="text", labels=["yes"]).labels == ("yes",)
+    enum = Enum("Answer", {"NO": "no", "YES": "yes"}, type=str)
+    assert Task.from_dataset(SEQUENCE, given, text="text", labels=list(enum)).labels == ("no", "yes")
 
 
 # From files

@@ -7,6 +7,7 @@ from inspect import unwrap
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from tests.support.encoded import features
@@ -335,6 +336,21 @@ def test_what_an_estimate_asks():
     assert KIND.generates
     assert not kind_of(SEQUENCE).generates
     assert KIND.model_rows(10, 900.4, 512, None) == (10, 512)
+
+
+def test_a_pair_may_be_an_array_of_paths_of_any_class(tmp_path: Path):
+    class Place:
+        def __init__(self, path: Path) -> None:
+            self.path = path
+
+        def __fspath__(self) -> str:
+            return str(self.path)
+
+    files = [put(tmp_path / "train.en", "yes\nno\n"), put(tmp_path / "train.ro", "da\nnu\n")]
+    kind = kind_of("translation")
+    for source in (np.array([*map(str, files)]), [*map(Place, files)]):
+        table = unwrap(TextToTextKind.read)(kind, source, ColumnSpec(kind, "sentence", "label"))
+        assert list(table.cells("label")) == ["da", "nu"]
 
 
 @pytest.mark.parametrize(("source", "got"), [(("a.txt", 5), "5"), ((None, "a.txt"), "None")])
