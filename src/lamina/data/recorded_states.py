@@ -468,12 +468,12 @@ def _numbers(path: Path, cells: pa.Array, first: int, shape: Sequence[int]) -> n
         if not isinstance(values, pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray):
             got = f"a column of {cells.type}, and the shape says {len(shape)} lists, one in the other"
             raise DataError(f"states: {path} has {got}.", path=str(path))
-        lengths = np.diff(values.offsets.to_numpy()) if hasattr(values, "offsets") else np.full(len(values), size)
-        wrong = np.flatnonzero(lengths != size)
-        if len(wrong) or values.null_count:
-            each = len(values) // max(1, len(cells))
-            row = first + (int(wrong[0]) // max(1, each) if len(wrong) else 0)
-            got = f"row {row} (from 0) has a list of {int(lengths[wrong[0]]) if len(wrong) else 'no'} numbers"
+        whole = np.full(len(values), getattr(values.type, "list_size", 0))
+        lengths = np.diff(values.offsets.to_numpy()) if hasattr(values, "offsets") else whole
+        lengths = np.where(values.is_null().to_numpy(zero_copy_only=False), -1, lengths)
+        if len(wrong := np.flatnonzero(lengths != size)):
+            row, length = first + int(wrong[0]) // max(1, len(values) // len(cells)), int(lengths[wrong[0]])
+            got = f"row {row} (from 0) has a list of {length if length >= 0 else 'no'} numbers"
             raise DataError(f"states: {path} {got}, and the shape says {size}.", path=str(path), row=row)
         values = values.flatten()
     return values.to_numpy(zero_copy_only=False).astype(np.float32)

@@ -18,7 +18,7 @@ from tests.support.recorded import manifest, packed, per_request
 
 from lamina.data import recorded_states
 from lamina.data.describe_states import describe_states
-from lamina.data.recorded_states import RecordedStates
+from lamina.data.recorded_states import RecordedStates, _numbers
 from lamina.errors import ConfigError, DataError, StoreError, UnknownNameError
 
 LAYERS, WIDTH = [1, 3], 8
@@ -351,3 +351,13 @@ def test_damaged_files_are_named(tmp_path: Path):
     (folder / "hs_0.safetensors").write_bytes(b"\xff" * 40)
     with pytest.raises(DataError, match=r"hs_0.safetensors is not a safetensors file"):
         RecordedStates.open(folder)
+
+
+def test_a_column_of_lists_of_another_length_names_the_row():
+    path, three = Path("x.parquet"), pa.list_(pa.float32(), 3)
+    with pytest.raises(DataError, match=r"row 10 \(from 0\) has a list of 3 numbers, and the shape says 4"):
+        _numbers(path, pa.array([[1, 2, 3]] * 4, three), 10, [4])
+    for kind in (three, pa.list_(pa.float32())):
+        with pytest.raises(DataError, match=r"row 12 \(from 0\) has a list of no numbers"):
+            _numbers(path, pa.array([[1, 2, 3], [1, 2, 3], None], kind), 10, [3])
+        assert _numbers(path, pa.array([[1, 2, 3]], kind), 0, [3]).tolist() == [1, 2, 3]
