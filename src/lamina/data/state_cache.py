@@ -358,7 +358,8 @@ class CachedStates:
     def batch(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
         """Return the states of the rows with these indices: stack -> layer -> `[batch, tokens, width]`.
 
-        Rows are padded with zeros on the right, to the length of the longest. The tensors are copies.
+        Rows are padded with zeros on the right, to the length of the longest. The tensors are copies, on the
+        object's device and in its dtype.
         """
         lengths = [int(self.layout.lengths[row]) for row in rows]
         states = {}

@@ -136,7 +136,10 @@ def select_convolutions(
 
 
 def check_shared(stack: LayerStack, chosen: list[int], op: str) -> None:
-    """Raise ConfigError if one block of a stack serves as several layers, and only some of them are in `chosen`."""
+    """Raise ConfigError if `chosen` has some, but not all, of the layers that one shared block serves as.
+
+    `chosen` has layer numbers; 0, the embeddings, is ignored.
+    """
     named = {stack.blocks[layer - 1] for layer in chosen if layer > 0}
     shared = [layer for layer, block in enumerate(stack.blocks, 1) if block in named and layer not in chosen]
     if shared:

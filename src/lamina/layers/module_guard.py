@@ -187,7 +187,7 @@ class ModuleGuard:
         return {f"{name} of '{path}'": value for path, own in settings for name, value in own.items()}
 
     def _may_change(self, path: str) -> bool:
-        """Return whether passes of the model may replace the module at a path, or a module around it."""
+        """Return whether passes of the model may replace the module at `path` or one of its parents."""
         parts = path.split(".")
         parents = ((".".join(parts[:count]), part) for count, part in enumerate(parts))
         return any(name in self._ignored.get(parent, ()) for parent, name in parents)

@@ -181,7 +181,7 @@ class _Plan:
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """Number of states of each row and layer: of its tokens, or 1 if they are pooled."""
+        """Number of states per layer of each row, `[rows]`: its number of tokens, or 1 if states are pooled."""
         return np.ones(len(self.inputs.lengths), np.int64) if self.pooling else np.asarray(self.inputs.lengths)
 
     @property

@@ -104,9 +104,9 @@ def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
 def repeats(recipe: TaskRecipe, task: Task) -> list[Task]:
     """Return the subsamples that the recipe of a task asks for, one per repeat; [task] if it asks for none.
 
-    Repeat r is drawn with seed r. If a subsample has all rows of the task, all repeats are equal, and a warning is
-    logged. Raises ConfigError if the size of the subsample does not fit the task, such as rows per class without
-    classes.
+    Repeat r, from 0, draws training rows with seed r; other splits stay whole. If each of several repeats has all
+    training rows, they are equal, and a warning is logged. Raises ConfigError if the size of the subsample does not
+    fit the task, such as rows per class without classes.
     """
     sample = recipe.subsample
     if sample is None:

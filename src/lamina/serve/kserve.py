@@ -226,7 +226,10 @@ def add_kserve(app: FastAPI, scheduler: Scheduler, name: str) -> None:
     @app.get("/v2/models/{model}")
     @app.get("/v2/models/{model}/versions/{version}")
     async def metadata(model: str, version: str | None = None) -> Mapping[str, object]:
-        """Describe the inputs and outputs of a reader, or of all readers if the name is the bank's."""
+        """Describe the inputs and outputs of a reader, or of all readers if the name is the bank's.
+
+        Status 404 if there is no such model, or `version` is given and not the present one.
+        """
         served, tasks, current = look_up(model, version)
         return kserve_metadata(served.bank, model, tasks or [*served.bank], current)
 

@@ -146,7 +146,8 @@ class LinearReader:
     def save_onnx(self, path: str | PathLike[str]) -> None:
         """Write the map as an ONNX graph: input "states" `[rows, layers * width]`, output "logits" `[rows, classes]`.
 
-        Both are float32; the sums inside are float64.
+        A row is the concatenation of the states of `layers`, lowest first, already pooled as `pooling` says; with
+        pooling "", it is a token. Both are float32; the sums inside are float64.
 
         Raises:
             MissingExtraError: If the package onnx is not installed.

@@ -120,7 +120,7 @@ class PlainReader(nn.Module):
         return [states[layer] for layer in self.layers]
 
     def _text(self, states: Sequence[Tensor]) -> Tensor:
-        """Compute the logits of one text from its states, one `[tokens, width]` per layer.
+        """Compute the logits of one text from its states, `[tokens, width]` for each of `self.layers`, lowest first.
 
         They are `[1, classes]`, or `[tokens, classes]` if the reader labels tokens.
         """

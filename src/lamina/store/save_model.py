@@ -126,9 +126,9 @@ def _shapes(model: nn.Module, under: str) -> dict[str, tuple[int, ...]]:
 
 
 def _shared_by_blocks(model: nn.Module, under: str) -> set[frozenset[str]]:
-    """Return, for each weight below `under` that blocks share, the set of its names.
+    """Return the sets of names below `under` that stand for one weight and differ only in numbers.
 
-    Names in one set differ only in numbers.
+    A name without such a partner is left out.
     """
     names: dict[tuple[int, str], list[str]] = {}
     for name, weight in _named(model, under):

@@ -143,7 +143,10 @@ def labelled_table(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
 
 
 def _may_be_shared(table: Table, spec: ColumnSpec) -> bool:
-    """Return whether unlabelled rows may be kept: the kind can mask them, and another column looks like labels."""
+    """Return whether unlabelled rows may be kept for another task over the same rows.
+
+    They may if the kind can mask them, and a further column looks like labels.
+    """
     own = {str(column) for column in (spec.text, spec.text_pair, spec.label)}
     return "mask" in spec.kind.missing and bool(label_columns(table, own))
 

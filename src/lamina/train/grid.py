@@ -40,7 +40,7 @@ class RunSpec:
 
     Attributes:
         name: Name in the bank, in histories and in tables.
-        task: Name of its task. For a reader from a grid, the name of the template, which has the task.
+        task: Name under which its task is passed; for a reader from a grid, the name of the grid's template.
         reader: Settings of the reader. None: a whole model is trained.
         settings: Values that a grid set, by full key ("fusion.alpha"), as tables show them.
         learning_rate: Highest learning rate. None: the rate of the training run.

@@ -241,7 +241,8 @@ class ModelRunner(Runner):
     ) -> dict[str, object]:
         """Return learner name -> the model's outputs for a batch, in the form that its kind of task expects.
 
-        If `labels` is None, these are the outputs for a prediction, else those from which the loss is computed.
+        If `labels` is None, these are the outputs for a prediction, else those from which the loss is computed; the
+        values of `labels` do not count. `states` is ignored.
 
         Raises:
             ConfigError: If the model cannot read images of this size.
