@@ -55,15 +55,17 @@ def parse_body(body: bytes, max_depth: int) -> Any:  # noqa: ANN401
             number of thousands of digits, or an object with a key twice.
         ValueError: If the body is not JSON.
     """
-    encoding = json.detect_encoding(body)
+    encoding, no_utf8 = json.detect_encoding(body), "the body cannot be read; JSON in UTF-8 is needed"
     if not encoding.startswith("utf-8"):
-        raise HTTPException(422, "the body cannot be read; JSON in UTF-8 is needed")
+        raise HTTPException(422, no_utf8)
     try:
         return parse_json(without_lone_surrogates(body).decode(encoding), max_depth)
     except TooDeepError:
         raise HTTPException(422, f"the body is nested too deeply; at most {max_depth} levels are accepted.") from None
     except RepeatedKeyError as error:
         raise HTTPException(422, f"the body is not clear: {error}.") from None
+    except UnicodeDecodeError:
+        raise HTTPException(422, no_utf8) from None
     except ValueError as error:
         if isinstance(error, json.JSONDecodeError):
             raise

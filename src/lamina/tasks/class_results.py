@@ -109,9 +109,10 @@ class ClassResults(Results[Tensor, Answer]):
             return class_scores(metrics, (fixed if is_constant else logits)[rows], targets[rows], self._task)
 
         result = compare(metrics, len(targets), always, score_rows)
-        error = class_scores(["mae"], logits, targets, self._task)["mae"] if "mae" in metrics else -1.0
-        if result["verdict"] is None and error >= result["baseline"].get("mae", 0.0):  # a correlation ignores the scale
-            result["verdict"] = f"not better by mae than always answering '{always}'"
+        if "mae" in metrics and result["verdict"] is None:  # a correlation ignores the scale
+            error = class_scores(["mae"], logits, targets, self._task)["mae"]
+            if error >= result["baseline"]["mae"]:
+                result["verdict"] = f"not better by mae than always answering '{always}'"
         return result
 
     def per_class(self) -> list[ClassRow]:

@@ -42,6 +42,9 @@ def test_a_number_of_thousands_of_digits_is_named():
         parse_body(b'{"seed": ' + b"9" * 5000 + b"}", 8)
     with pytest.raises(json.JSONDecodeError):
         parse_body(b'{"seed": 9', 8)
+    with pytest.raises(HTTPException) as told:
+        parse_body(b'{"inputs": "\xff"}', 8)
+    assert (told.value.status_code, "JSON in UTF-8 is needed" in told.value.detail) == (422, True)
 
 
 def test_the_last_of_many_keys_comes_twice():

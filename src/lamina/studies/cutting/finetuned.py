@@ -114,8 +114,8 @@ def _trained_sentence(
 ) -> str:
     """Return a sentence that begins with `what` and compares the scores of two settings after the last epoch.
 
-    All compared rows of the study's `table` have the values in `where` (column -> value). Those of the edited models
-    also have the values in `edited`, the others those in `unedited`.
+    `where` (column -> value) chooses rows of the study's `table`. The values in `edited` then choose the rows of edited
+    models, and the values in `unedited` the rows of the others.
     """
     scores, reference = (
         scores_by_seed(table, {**where, "stage": "trained", **setting}) for setting in (edited, unedited)
