@@ -49,10 +49,11 @@ logger = logging.getLogger(__name__)
 
 
 def read_records(path: Path, file_format: str, header: Sequence[str] | None = None) -> Numbered[Record]:
-    """Yield the rows of a file with their line numbers, counted from 1; a row that cannot be read is a DataError.
+    """Yield (line number, row) for the rows of a file. Numbers count from 1; a row is a dict of column name -> cell.
 
-    Raises DataError if the file cannot be read, or if its header is blank, cannot be read, has a name twice, or has a
-    single name with a sign that may divide columns, such as ";".
+    A row that cannot be read is a DataError in place of the dict. The iterator raises DataError if the file cannot be
+    read, or if its header is blank, cannot be read, has a name twice, or has a single name with a sign that may divide
+    columns, such as ";".
 
     Args:
         path: The file.

@@ -71,14 +71,14 @@ def cut_configs(
 
 
 def _check_attention(parts: Sequence[PretrainedConfig], order: Sequence[int], op: str) -> None:
-    """Raise ConfigError if a model with attention in only some of its blocks would lose all blocks with attention.
+    """Raise ConfigError if a config lists blocks with attention, and none of them would stay.
 
     Transformers asks the cache of an attention block how many tokens the model has read. Linear attention has no such
-    cache.
+    cache, so it does not count.
 
     Args:
         parts: The config of the part of the model that has the stack, or all configs that may be it.
-        order: Numbers of the blocks that stay, from 1.
+        order: Numbers of the blocks that stay, from 1, in their new order; at least one.
         op: The operation, for the message.
     """
     for part in parts:

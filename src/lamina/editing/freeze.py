@@ -128,11 +128,12 @@ def _contains_part(name: str, part: str) -> bool:
 
 
 def _trainable_parameters(model: PreTrainedModel, train: str | Sequence[str] | None) -> set[nn.Parameter]:
-    """Return the parameters that `train` names; an empty set for None.
+    """Return the parameters that `train`, the argument of `freeze_`, names. None: an empty set.
 
     Raises:
-        ConfigError: If `train` is not a list of texts, is empty, or names inserted layers and the model has none.
-        UnknownNameError: If `train` names a part that no parameter has.
+        ConfigError: If `train` is neither a text nor a list of texts, is empty, or names inserted layers and the model
+            has none.
+        UnknownNameError: If `train` is a text other than "inserted", or names a part that no parameter has.
     """
     if train is None:
         return set()

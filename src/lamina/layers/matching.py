@@ -150,9 +150,10 @@ def _parent(path: str) -> str:
 
 
 def _single_block(model: nn.Module, trace: Trace, receiving: Sequence[Call]) -> Call | None:
-    """Return the call of a stack's only block: its module is in a list, and a later call reads its output.
+    """Return the call of a stack's only block in `trace`, a traced run of `model`; None if there is none.
 
-    It is the first such call in `receiving`, the calls that receive the state of layer 0; None if there is none.
+    It is the first call in `receiving`, the calls that receive the state of layer 0 in their order, whose module is in
+    a list of modules, and whose output is the input of a later call.
     """
     for call in receiving:
         returned = {event.key for event in trace.events if event.call is call and event.side == "output"}

@@ -167,9 +167,10 @@ def convolutions_of(model: nn.Module, *, op: str) -> Convolutions:
 
 
 def _row(model: nn.Module, op: str, rows: dict[str, AnyRow], missing: str, more: str = "") -> AnyRow:
-    """Return the entry of a model's family in `rows`. If it has none, raise UnsupportedModelError.
+    """Return the entry of a model's family in `rows` (family -> entry); without one, UnsupportedModelError about `op`.
 
-    The message is about the operation `op`, gives the reason `missing`, and ends with the hint `more`.
+    Its message gives the reason `missing`, lists the families that have entries, and says how to add one. `more` is the
+    end of the message, with a space in front ("": none).
     """
     family = family_of(model)
     if family not in rows:

@@ -432,7 +432,7 @@ class Chunk:
     Attributes:
         lines: The line of each example in the file; see `Table.rows`.
         examples: The examples.
-        read: Number of rows that were parsed for them.
+        read: Number of rows that could be parsed: the examples, and rows whose cell is no example.
         problems: Errors of rows that were left out.
     """
 
@@ -448,7 +448,7 @@ class Answered:
 
     Attributes:
         rows: Output rows.
-        read: Number of rows that were parsed for them.
+        read: `Chunk.read`; after a DataError, the number of output rows.
         problems: Errors of rows that were left out.
         failed: The error that ends the run; None: there is none.
     """

@@ -38,7 +38,7 @@ class JSONRoute(APIRoute):
     request_class: ClassVar[type[Request]] = JSONRequest
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the function that answers a request."""
+        """Return FastAPI's function that answers a request, called with a `request_class` object."""
         answer = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
@@ -53,7 +53,7 @@ def parse_body(body: bytes, max_depth: int) -> Any:  # noqa: ANN401
     Raises:
         HTTPException: With status 422 if the body is not in UTF-8, is nested more than `max_depth` levels deep, has a
             number of thousands of digits, or an object with a key twice.
-        ValueError: If the body is not JSON.
+        JSONDecodeError: If the body is not JSON, or is empty.
     """
     encoding, no_utf8 = json.detect_encoding(body), "the body cannot be read; JSON in UTF-8 is needed"
     if not encoding.startswith("utf-8"):

@@ -480,11 +480,11 @@ class ChatRequest(RequestBody):
 def _sampling(
     temperature: float | None, top_p: float | None, top_k: int | None = None, do_sample: bool | None = None
 ) -> Sampling:
-    """Return sampling options for transformers' `generate` from a request's options; None means "not set".
+    """Return the sampling options for transformers' `generate` that a request asks for. None: it does not set this one.
 
-    A temperature near 0 means greedy decoding, whatever else is set. Any other option turns sampling on, as in
-    text-generation-inference, even if `do_sample` is False. Without any, `do_sample` decides, or else the model's own
-    config.
+    A `temperature` below 0.01 means greedy decoding, whatever else is set. Otherwise any of the first three options
+    turns sampling on, as in text-generation-inference, even if `do_sample` is False. If none of them is set,
+    `do_sample` decides; if it is None too, the result is {}, and the model's own config decides.
     """
     if temperature is not None and temperature < _COLDEST:
         return {"do_sample": False}

@@ -190,12 +190,12 @@ def _without_report() -> Generator[None]:
 
 
 def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> tuple[Any, LoadingInfo]:
-    """Load a model; if a wrapper or owner has changed the names of saved weights, load it again with the plain names.
+    """Load a model, and again under plain names if the saved weights have names that a wrapper or owner has changed.
 
-    `load_weights` loads the model, with `key_mapping` to rename weights, and returns it with the loading report.
-    Wrappers are torch.compile, FSDP, activation checkpointing and DataParallel. Programs that train the model as a part
-    of another add a prefix, such as "model.". It is dropped if otherwise no weight fits. If weights fit with several
-    prefixes, such as "model." and "ema.", only one of `_OWNERS` is dropped.
+    `load_weights` returns the model and the loading report; its option `key_mapping` (pattern -> text) renames saved
+    weights. The result of its last call is returned. Wrappers are torch.compile, FSDP, activation checkpointing and
+    DataParallel. Owners, programs that train the model as a part of another, add a prefix such as "model.". It is
+    dropped if otherwise no weight fits. If several prefixes fit, such as "model." and "ema.", it must be in `_OWNERS`.
     """
     model, report = load_weights()
     if any(re.search(wrapper, key) for key in report["unexpected_keys"] for wrapper in _WRAPPERS):

@@ -271,10 +271,12 @@ def _refusal(model_type: str, reason: str) -> UnsupportedModelError:
 
 
 class ExportPlan:
-    """The forward pass that is exported to one graph: a bank's model, or its encoder, with `readers` (None: all).
+    """The forward pass that an export writes as one graph: a bank's model, or its encoder alone, with some readers.
 
-    An export changes the bank, so its caller passes a copy (see `_copied`). With `main`, the model's own output is
-    exported too.
+    Args:
+        bank: The bank. An export changes it, so `export_onnx` passes a copy.
+        readers: Names of the readers, in the order of the graph's outputs. None: all.
+        main: Whether the model's own output is exported too, after those of the readers.
 
     Raises:
         ConfigError: If there is no output, two have one name, or the frozen model has changed.

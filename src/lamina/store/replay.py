@@ -193,9 +193,9 @@ def weight_problem(
 
 
 def check_weights(model: PreTrainedModel, name: str, report: LoadingInfo, *, exact: bool) -> None:
-    """Raise StoreError if saved weights do not fit the model (see `weight_problem`).
+    """Raise StoreError, about the place `name`, if the weights there do not fit the model that was loaded from it.
 
-    `name` is where the model was loaded from.
+    `report` is the loading report of transformers. For `exact` see `weight_problem`.
     """
     if problem := weight_problem(model, report["missing_keys"], report["unexpected_keys"], exact=exact):
         raise _mismatch(name, problem)

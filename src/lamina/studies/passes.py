@@ -106,10 +106,7 @@ class LayerReader:
 def text_inputs(
     model: PreTrainedModel, texts: Iterable[Text], processor: Processor | None, max_length: int | None, *, op: str
 ) -> TextInputs:
-    """Tokenise texts, or pairs of texts, for a model. Texts that are too long are truncated at their end.
-
-    Raises ConfigError if `texts` is empty, an entry is neither a text nor a pair, texts and pairs are mixed, there is
-    no tokenizer, or the model does not allow `max_length`; StoreError if the saved tokenizer is damaged.
+    """Tokenise texts, or pairs of texts, for a model. The tokenizer truncates long texts on its own side.
 
     Args:
         model: The model that will read the texts.
@@ -119,7 +116,12 @@ def text_inputs(
         op: Name of the study, for error messages.
 
     Returns:
-        The encoded texts, with the tokenizer that encoded them as `.processor`.
+        The encoded texts in the order of `texts`, with the tokenizer that encoded them as `.processor`.
+
+    Raises:
+        ConfigError: If `texts` is empty, has an entry that is neither a text nor a pair, or mixes texts and pairs; if
+            there is no tokenizer, or the model does not allow `max_length`.
+        StoreError: If the saved tokenizer is damaged.
     """
     hint = "Pass a list of texts, or of pairs of texts."
     listed = texts if isinstance(texts, Sequence) else list(texts)

@@ -395,7 +395,7 @@ def class_ids(table: Table, column: str | int, labels: Sequence[str]) -> Iterato
 
 
 def _index(labels: Sequence[str]) -> dict[str, int]:
-    """Return class name -> id. Ids as texts are keys too, unless a class name is a whole number."""
+    """Return class name -> id, its position in `labels`. Ids as texts are keys too, unless a name is a whole number."""
     index = {trimmed(name): number for number, name in enumerate(labels)}
     if not any(map(cell_forms.is_whole, labels)):
         index |= {str(number): number for number in range(len(labels))}

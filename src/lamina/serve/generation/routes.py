@@ -194,9 +194,10 @@ class ChatShape:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
     def _chunk(self, delta: dict[str, str], extra: JSONObject, reason: str | None = None) -> JSONObject:
-        """Return one chunk of a streamed chat completion, with `delta` as what it adds to the message.
+        """Return one chunk of a streamed chat completion.
 
-        `reason` says why the text ended; None in all chunks but the last. `extra` holds further keys.
+        `delta` is what the chunk adds to the message ({}: nothing), and `extra` has further keys of the chunk. `reason`
+        is OpenAI's word for why the text ended. None: the text goes on.
         """
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
         usage = {"usage": None} if self._has_usage else {}
@@ -245,10 +246,11 @@ def add_generation(app: FastAPI, scheduler: Scheduler, generator: TextGenerator,
 
     @app.post("/generate", responses={200: event_stream})
     async def generate(body: GenerateRequest, request: Request) -> object:
-        """Return a text that continues a prompt, with the readers' scores for each token.
+        """Return a text that continues a prompt, with the readers' scores at each token.
 
-        The scores at a token rate the text up to and including that token. The last token is not read by the model any
-        more, so its scores are null. With `stream` there is an event per token; the last one tells how the text ended.
+        The scores at a token rate the text up to and including that token. The last token's scores are null, because
+        the model does not read it. With `stream`, there is an event per token; the last one also has the whole text,
+        and how it ended. Without, `details=false` leaves out the scores and how the text ended.
         """
         items, options = Items(generator, body.generation(), timeout_s), body.parameters
         before = body.inputs if options.return_full_text else ""

@@ -76,9 +76,10 @@ class TokenScores:
         self.saved, self.monitors = tuple(saved), [*label_monitors, *saved.values()]
 
     def _label_monitors(self, name: str) -> list[AnyMonitor]:
-        """Return a monitor for each label of the reader `name`, whose score at a token is the label's probability.
+        """Return a new monitor for each label of the reader `name`, in the order of its labels.
 
-        `_labels` gets each monitor's name with the reader and the label. [] if the classes are a vocabulary's entries.
+        Its score at a token is the label's probability, or a regression's value. [] if the reader's classes are the
+        entries of a vocabulary. Each monitor's name is added to `_labels`, with the reader and the label.
         """
         monitors: list[AnyMonitor] = []
         for label in _labels_of(self._bank, name):

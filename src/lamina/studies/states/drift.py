@@ -139,11 +139,11 @@ def _rows(base: _BlockWeights, other: _BlockWeights, name: str, seed: int) -> li
 
 
 def _conclusions(table: Frame) -> Iterator[str]:
-    """Yield a sentence per run: which blocks moved most and least, by the mean relative distance over roles.
+    """Yield a sentence per run of the study's `table`: which block moved most and which least, and how far.
 
-    Infinite distances do not count. Several seeds give a 95 % t interval. If nothing changed, or only weights that are
-    all 0 in the base, the sentence says so. A run in which a single block has finite distances, and changed, has no
-    sentence.
+    A block's distance is the mean of its finite relative distances over roles and seeds; several seeds give a 95 % t
+    interval. If nothing changed, or only weights that are all 0 in the base, the sentence says so. There is no sentence
+    if only one block has finite distances, and it changed.
     """
     for run, rows in table.groupby("run", sort=False):
         # a distance from weights that are all 0 has no relative size
