@@ -261,13 +261,8 @@ class GenerationStates:
     ) -> Callable[[list[Tensor]], Tensor]:
         """Return a function that concatenates a list of tensors `[rows, columns, ...]` along the columns.
 
-        It returns the values that belong to each returned sequence, `[sequences, positions, ...]`.
-
-        Args:
-            sequences: Number of returned sequences.
-            beam_indices: For beam search, the row of each sequence at each step; else None.
-            prompt: Length of the prompt in tokens.
-            positions: Positions of the text to pick.
+        It returns the values at `positions` of each returned sequence, `[sequences, positions, ...]`. `beam_indices` is
+        the row of each sequence at each step of a beam search, else None. `prompt` is the prompt's length in tokens.
         """
         # step 0 chose the token at position `prompt`, and step 1 read it: its beam index is that of step 1
         steps = [max(0, position - prompt + 1) for position in positions]

@@ -42,14 +42,7 @@ class Step:
     texts: tuple[str, ...] | None = None
 
     def sequence(self, number: int) -> Step:
-        """Return the same step with only one of its sequences.
-
-        Args:
-            number: Number of the sequence, from 0.
-
-        Raises:
-            ConfigError: If there is no sequence with this number.
-        """
+        """Return the same step with only the sequence `number`, from 0; ConfigError if there is no such sequence."""
         count = len(self.tokens)
         if not 0 <= number < count:
             raise ConfigError(f"step.sequence: {number} does not exist; the step has {count} sequences, from 0.")

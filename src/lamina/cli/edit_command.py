@@ -243,10 +243,8 @@ def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) 
 def _planned(plan: Path, named: list[str], least: LeastOptions) -> Apply:
     """Return a function that applies the plan in a file to a model.
 
-    Args:
-        plan: The file.
-        named: The edit options that were set on the command line; with a plan there must be none.
-        least: The options of `--drop auto:N`. A task or seed in it replaces the plan's.
+    `named` are the edit options that were set on the command line; with a plan there must be none. `least` are the
+    options of `--drop auto:N`; a task or seed in it replaces the plan's.
 
     Raises:
         ConfigError: If `named` is not empty; if the plan does not use the task, data folder or seed in `least`; or if

@@ -186,11 +186,8 @@ class RecordedStates:
     def _read(self, number: int, local: int, row: int, layers: Sequence[int]) -> Tensor:
         """Return the states `[tokens, layers, width]` of a row.
 
-        Args:
-            number: Index of the array in the manifest.
-            local: The row's number in the array.
-            row: The row's number among all rows.
-            layers: The places, in the array, of the layers to read.
+        `number` is the array's index in the manifest. `local` and `row` are the row's number in the array and among all
+        rows, and `layers` the places of the layers in the array.
         """
         array, place = self.manifest.arrays[number], self._places[number]
         axes, mask, count = array.axes, self._masks[number], int(self.lengths[row])

@@ -469,13 +469,8 @@ class _Filler:
 class _Entry:
     """The entry of the disk cache for encoded examples, which may not exist yet.
 
-    Args:
-        filler: Computes the states.
-        fingerprints: As in `open_states`; missing ones are added.
-
-    Attributes:
-        facts: Everything on which the states depend; their hash is the key of the entry.
-        path: The folder of the entry.
+    `filler` computes the states; `fingerprints` are as in `open_states`, and missing ones are added. `facts` is all on
+    which the states depend; its hash is the entry's key. `path` is the entry's folder.
     """
 
     def __init__(self, filler: _Filler, fingerprints: dict[str, str]) -> None:

@@ -239,16 +239,9 @@ def _differing(
 ) -> dict[str, object]:
     """Return the attributes and dropout submodules that must be set on a block when it moves to another place.
 
-    Args:
-        was: A module of the block at its old place.
-        now: The same module at the new place, in a model built from the new config.
-        name: Path of the module in the block; "" for the block itself.
-        numbers: Old and new number of the block, from 0.
-        where: Start of the error message.
-        plan: The plan of the move.
-
-    Returns:
-        Name -> value or submodule of `now`, where it differs from `was`.
+    These are name -> value or submodule of `now`, where it differs from `was`: a module of the block at its old place,
+    and the same at the new place, in a model built from the new config. `name` is its path in the block ("": the block
+    itself), and `numbers` the block's old and new number, from 0. `where` begins the error message.
 
     Raises:
         _WrongPlaceError: If the class differs; or an attribute does that is neither the block's number nor a setting of

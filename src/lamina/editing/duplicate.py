@@ -92,12 +92,8 @@ def _identity_values(model: PreTrainedModel, stack: LayerStack, layers: Sequence
     it. First all weights are set to zero (to -1 in norms that scale by 1 + weight). Then the weights get their values
     back one after the other, in the order in which they are used. If the block then changes its input, the weight is
     set to zero again. In the end, the last weights of each residual branch are zero, and all other weights keep their
-    values and have non-zero gradients. On the meta device nothing can be tried, and the result is empty.
-
-    Args:
-        model: The model that has the stack.
-        stack: The stack with the blocks.
-        layers: Indices of the layers, from 1; layer i is block i.
+    values and have non-zero gradients. On the meta device nothing can be tried, and the result is empty. `layers` are
+    indices from 1.
 
     Raises:
         ConfigError: If a block changes its input even if all its weights are zero, layers share a block, or a weight

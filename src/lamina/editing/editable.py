@@ -86,7 +86,7 @@ def blocks_of(stack: LayerStack, layers: object, op: str) -> list[int]:
 
 
 def movable_stack(model: PreTrainedModel, stack: str | None, op: str) -> LayerStack:
-    """Return the stack whose blocks an edit removes, moves or repeats; `op` is the operation, for messages.
+    """Return the stack whose blocks an edit removes, moves or repeats; `stack` and `op` are as in `select_blocks`.
 
     Raises:
         ConfigError: If the model cannot be edited, the stack has no module per block, or the model has several towers

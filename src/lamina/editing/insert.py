@@ -275,11 +275,7 @@ def _attention_sites(
 
 
 def inserted_at_start(model: nn.Module, edit: Edit) -> dict[str, Tensor]:
-    """Compute the initial weights of inserted layers again, from the record of the insertion.
-
-    Args:
-        model: The model that was edited.
-        edit: The record of the insertion.
+    """Compute the initial weights of inserted layers of a model again, from `edit`, the record of the insertion.
 
     Returns:
         Name of the parameter -> its initial weight, on the CPU, for the layers that are still in the model.

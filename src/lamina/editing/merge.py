@@ -109,13 +109,8 @@ def _foldable_weights(
 
     The result is path -> weight: the parameter itself or a view of it, to be changed in place.
 
-    Args:
-        model: The model.
-        path: Path of the projection, convolution or norm that layers were inserted after.
-        projection: The module at `path`.
-        targets: Path -> module, for the modules whose weights change: the projection itself, or the projections that
-            read a norm's output.
-        users: Parameter -> all its names in the model.
+    `projection` is the module at `path`, a projection, convolution or norm. `targets` is path -> module whose weights
+    change: it itself, or the projections that read a norm's output. `users` is parameter -> all its names.
 
     Raises:
         ConfigError: If an inserted layer cannot be folded.

@@ -157,10 +157,7 @@ def _initialize_by_model(
 ) -> None:
     """Initialise the parameters in `changed` by the model itself, as if they were missing from a checkpoint.
 
-    `inside` are all modules of the blocks, and `seed` is the seed of the random numbers.
-
-    Raises:
-        ConfigError: If the initialiser does not set one of the parameters; all are then restored.
+    `inside` are all modules of the blocks. Raises ConfigError if a parameter is not set; all are then restored.
     """
     before = [(parameter, parameter._version, parameter.detach().clone()) for parameter in changed]
     with preserve_model(model), _only_uninitialized([*model.parameters(), *model.buffers()], set(changed)):

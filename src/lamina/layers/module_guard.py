@@ -176,7 +176,6 @@ class ModuleGuard:
             return None
 
     def _adapted_layers(self) -> Iterator[tuple[str, PeftLayer]]:
-        """Yield (path, layer) for the layers with adapters."""
         for path in self._modules:
             if (layer := self._outer(path)) is not None and has_adapters(layer):
                 yield path, layer

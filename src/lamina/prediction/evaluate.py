@@ -425,12 +425,9 @@ def _task(
 ) -> Task:
     """Return the task of one reader over files; see `tasks_of_file`, also for errors.
 
-    Args:
-        name: Name of the reader.
-        head: Its head, which has the kind of task and the labels.
-        info: The record of the reader's training: its columns, and its positive class.
-        files: Split name -> file. The split "validation" is required, and its file gives the task its name.
-        chosen: The columns that the user has named: "text", "text_pair" and "label". They replace those in `info`.
+    `head` has the kind of task and the labels. `info`, the record of the reader's training, has its columns and its
+    positive class. `files` is split name -> file; "validation" is required, and its file gives the task its name.
+    `chosen` are columns that the user has named, "text", "text_pair" and "label". They replace those in `info`.
     """
     kind = kind_of(str(head.kind))
     if "columns" not in info and kind.has_classes and "label" not in chosen:

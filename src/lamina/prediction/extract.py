@@ -165,9 +165,7 @@ class _Plan:
         bank: The bank; `stack` and `layers` are what is read of its model.
         inputs: The encoded texts.
         pooling: How the tokens of a row become one state; None: all are written.
-        dtype: Type of the written numbers.
-        max_length: Maximum tokens per text.
-        pairs: Whether the texts are pairs.
+        dtype, max_length, pairs: Type of the written numbers, most tokens per text, whether the texts are pairs.
     """
 
     bank: ReaderBank

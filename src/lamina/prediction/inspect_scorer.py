@@ -109,10 +109,8 @@ def _sentence(row: MessageScore) -> str:
 class _Reading(NamedTuple):
     """One pass of the model that scores tokens of a reply: its inputs, and where the reply's tokens are in them.
 
-    Attributes:
-        batch: Arguments of the model, for one text.
-        own: True at the reply's tokens, `[1, tokens]`.
-        first: Index of the first of them among all tokens of the reply.
+    `batch` is the model's, for one text. `own` is True at the reply's tokens, `[1, tokens]`, and `first` the index of
+    the first of them among all tokens of the reply.
     """
 
     batch: dict[str, Tensor]

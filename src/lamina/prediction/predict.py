@@ -520,11 +520,11 @@ class Predictor:
         return tuple(self._reading(part, add_prefix_space) for part in parts.values()) if len(parts) > 1 else ()
 
     def _reading(self, tasks: dict[str, KindedTask], add_prefix_space: bool) -> Reading:
-        """Return how to encode examples once for all readers in `tasks` (name -> task, not empty).
+        """Return how to encode examples once for all readers in `tasks` (name -> task).
 
-        The maximum length is the largest with which the readers were trained, or the default if a reader has no record
-        of it. The same holds for the stride. If any readers predict per token, only their strides count, and long
-        examples are cut into windows. Raises ConfigError if the model cannot read the maximum length.
+        Length and stride are the largest that the readers were trained with, or the default if a reader has no record.
+        If readers predict per token, only their strides count, and long examples are cut into windows. Raises
+        ConfigError if the model cannot read that length.
         """
         names = list(tasks)
         encoder = tasks[encoder_of(tasks, names)].kind

@@ -114,7 +114,7 @@ def read_labels(path: str | Path, columns: ReplyColumns, positive: str | int | N
     Args:
         path: File: .jsonl, .csv, .tsv or .parquet.
         columns: Names of its columns.
-        positive: The label that marks bad replies.
+        positive: The label that marks bad replies. None is an error, which lists the labels.
 
     Raises:
         DataError: If the file cannot be read, a row has no label, or it is not clear which column to use.

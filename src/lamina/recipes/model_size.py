@@ -211,11 +211,7 @@ _models: dict[tuple[str, str], dict[int, ModelSize]] = {}
 
 
 class Sizes:
-    """Builds models on the meta device from one config, and caches their sizes.
-
-    Args:
-        config: The config, which is not changed.
-    """
+    """Builds models on the meta device from one config, which is not changed, and caches their sizes."""
 
     def __init__(self, config: PretrainedConfig) -> None:
         self.config, self._key = config, config.to_json_string(use_diff=False)

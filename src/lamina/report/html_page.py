@@ -152,12 +152,8 @@ def _section(folder: Path, label: str) -> Section:
 class _Chart:
     """A chart on the page.
 
-    Attributes:
-        section: The section (one study or training run) that it belongs to.
-        name: Its name. Charts with equal names, from several runs, are comparable.
-        drawing: Its contents.
-        spec: `drawing` as a Vega-Lite specification, with its data.
-        number: Its number on the page, from 1.
+    Charts of an equal `name`, from several studies or runs (`section`), are comparable. `spec` is `drawing` in
+    Vega-Lite, with its data, and `number` the chart's number on the page, from 1.
     """
 
     section: Section

@@ -73,10 +73,8 @@ class ExplainWorker(ReaderWorker[Explanation]):
     def _task(self, name: str, tokens: list[str] | None, amounts: Tensor | None) -> JSONObject:
         """Return the explanation of the answer of the reader `name` about a text. The answer is not a part of it.
 
-        Args:
-            name: Name of the reader.
-            tokens: The text's tokens as the model reads them; None for images and audio.
-            amounts: Contributions to the answer, `[layers, tokens]`. None: the reader's fusion cannot compute them.
+        `tokens` are the text's as the model reads them; None for images and audio. `amounts` are the contributions to
+        the answer, `[layers, tokens]`. None: the reader's fusion cannot compute them.
 
         Returns:
             "layers": indices of the layers that the reader reads. "importance": learned share of each of these layers,

@@ -236,12 +236,15 @@ def add_kserve(app: FastAPI, scheduler: Scheduler, name: str) -> None:
     @app.get("/v2/models/{model}/ready")
     @app.get("/v2/models/{model}/versions/{version}/ready")
     async def model_ready(model: str, version: str | None = None) -> dict[str, str | bool]:
-        """Return whether the model accepts requests; status 404 if it does not exist."""
+        """Return whether the model accepts requests; status 404 as in `metadata`."""
         look_up(model, version)
         return {"name": model, "ready": scheduler.is_open}
 
     async def infer(model: str, body: InferRequest, request: Request, version: str | None = None) -> object:
-        """Return a tensor per task for a tensor of texts: scores `[rows, labels]`, or JSON `[rows]` (such as spans)."""
+        """Return a tensor per task for a tensor of texts: scores `[rows, labels]`, or JSON `[rows]` (such as spans).
+
+        Status 404 if there is no such model or version.
+        """
         served, tasks, current = look_up(model, version)
         asked = list(dict.fromkeys(output.name for output in body.outputs)) or tasks
         check_known("serve", asked or (), tasks or served.bank, "output")

@@ -140,17 +140,10 @@ class Reloader:
         return served
 
     def _drop_cascades(self, bank: ReaderBank, name: str, source: ReaderBank) -> list[str]:
-        """Remove the cascades of the reader `name` that were calibrated with other weights of their first reader.
+        """Remove a reader's cascades that were calibrated with other weights of their first reader; return their names.
 
-        The reader becomes a copy with the same modules, because the bank that was served so far shares its monitors.
-
-        Args:
-            bank: The bank that is served next.
-            name: A reader of that bank.
-            source: The bank from which this reader comes; its monitors were calibrated there.
-
-        Returns:
-            The names of the removed cascades.
+        `name` is the reader in `bank`, which is served next; in `source`, its monitors were calibrated. It becomes a
+        copy with the same modules, because the bank that was served so far shares its monitors.
         """
 
         def is_changed(other: str) -> bool:

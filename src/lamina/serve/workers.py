@@ -349,12 +349,7 @@ AnyWorker: TypeAlias = Worker[Any, Any]  # a worker whose types of batch and ans
 
 
 class ReaderWorker(Worker[Prepared, AnswerT]):
-    """Base class of the workers that answer with readers.
-
-    Args:
-        bank: The readers and their model.
-        names: Names of the readers.
-    """
+    """Base class of the workers that answer with the readers `names` of a bank."""
 
     def __init__(self, bank: ReaderBank, names: tuple[str, ...]) -> None:
         self.bank, self.names = bank, names

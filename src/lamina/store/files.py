@@ -319,12 +319,9 @@ def read_json(path: Path, *, last_wins: bool = False) -> JSONObject:
 
 
 def _read(path: Path, parse: Callable[[bytes], T], form: str, most: int | None = None) -> T:
-    """Read a file, and return the result of `parse` on its bytes.
+    """Return the result of `parse` on a file's bytes; StoreError if it is missing, too large, unreadable or not parsed.
 
     `form` names the format in messages, and `most` is the maximum number of bytes. None: no limit.
-
-    Raises:
-        StoreError: If the file is missing, cannot be read, is too large, or cannot be parsed.
     """
     with convert_errors(lambda reason: StoreError(f"load: {path} cannot be read ({reason}).")):
         if path.exists() and not is_file(path):  # reading a pipe or a device would never end

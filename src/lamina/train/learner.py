@@ -237,11 +237,7 @@ class Learner:
         return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
     def from_tensors(self, tensors: dict[str, Tensor], progress: JSONObject) -> None:
-        """Restore a saved state: weights, best weights, optimizer and progress.
-
-        Args:
-            tensors: What `to_tensors` returned.
-            progress: What `to_json` returned.
+        """Restore weights, best weights, optimizer and progress from the results of `to_tensors` and `to_json`.
 
         Raises:
             StoreError: If names or shapes of the tensors differ from the module's.

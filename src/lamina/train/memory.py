@@ -195,22 +195,15 @@ def model_memory(model: PreTrainedModel, shape: RowShape) -> BatchBytes:
 def _measure(
     model: PreTrainedModel, readers: Readers, tokens: int, labels: Labels | None = None, *, grad: bool
 ) -> BatchBytes:
-    """Measure the memory that readers need for a batch, in training (`reader_memory`) or scoring (`scoring_memory`).
+    """Measure the memory that readers need for a batch, in training (`grad`; `reader_memory`) or `scoring_memory`.
 
     In training, it is what autograd keeps for the gradients; in scoring, the peak. The readers run on states of zeros.
     The model itself does not run, and neither its weights nor its gradients count. Readers that need the inputs of the
     model's blocks are left out.
 
-    Args:
-        model: The model.
-        readers: Reader name -> (the stack that it reads, its module).
-        tokens: Tokens per row, padding included.
-        labels: Function that returns reader name -> labels for a number of rows. None: no losses are computed, and
-            heads over a vocabulary compute the logits of all positions.
-        grad: Whether the readers train.
-
-    Returns:
-        The bytes that a batch of any number of rows of this length needs.
+    `readers` is reader name -> (the stack that it reads, its module), and `tokens` the length of a row with padding.
+    `labels` returns reader name -> labels for a number of rows. None: no losses are computed, and heads over a
+    vocabulary compute the logits of all positions. Returns the bytes that a batch of any number of rows needs.
     """
     readers = {name: entry for name, entry in readers.items() if not entry[1].config.fusion.needs_block_inputs}
     if not readers:

@@ -58,9 +58,6 @@ async def _show_readers(request: Request) -> JSONResponse:
 def describe(layout: Layout) -> dict[str, JSON]:
     """Return the readers and monitors of an engine as JSON-ready values.
 
-    Args:
-        layout: The readers.
-
     Returns:
         "readers": reader name -> its labels, its problem type, and the keys of its answers. "monitors": monitor name ->
         the names of its readers, and its threshold. "on_flag": what happens when a monitor flags a request.

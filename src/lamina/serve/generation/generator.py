@@ -47,9 +47,6 @@ class SeededSampling(LogitsProcessor):
     Interception slows down every function of torch, so it is on only while a token is sampled. The instance is a logits
     processor, which `generate` calls right before sampling: the call turns interception on. A stopping criterion, which
     `generate` calls right after sampling, must call `end`. Use the instance inside its `with` block.
-
-    Args:
-        seed: Seed of the text's generator.
     """
 
     def __init__(self, seed: int) -> None:
@@ -244,10 +241,7 @@ class Generation:
         self._put(end)
 
     def _generate_or_fail(self) -> GenerationEnd | LaminaError:
-        """Generate the text, and return its end or an error to report.
-
-        An unexpected error's message only goes to the log.
-        """
+        """Generate the text, and return its end or an error to report. Details of unexpected errors are only logged."""
         try:
             with TOKENIZER_LOCK:
                 prompt = encode_prompt(self._bank, self._request.prompt, self._scheduler.settings.max_total_tokens)

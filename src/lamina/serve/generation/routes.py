@@ -305,11 +305,7 @@ async def _response(
 class StopStrings:
     """Cuts a stream of text before its first stop string. Text that may begin a stop string is held back.
 
-    Args:
-        stops: The stop strings.
-
-    Attributes:
-        stopped: Whether a stop string has occurred.
+    `stopped` is whether a stop string has occurred.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:

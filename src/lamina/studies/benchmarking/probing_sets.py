@@ -62,12 +62,7 @@ class ProbingSet:
 @final
 @dataclass(frozen=True)
 class Portion:
-    """The rows drawn from a data set.
-
-    Attributes:
-        train: Texts and classes to train on.
-        test: Texts and classes to score.
-    """
+    """The rows drawn from a data set: texts and classes to train on and to score."""
 
     train: ProbingSet
     test: ProbingSet

@@ -134,12 +134,7 @@ _NONE = "none"  # the end and the start of a model without inserted layers
 class _Insertion(NamedTuple):
     """One setting of the study: which blocks get inserted layers, and how the layers are initialised.
 
-    Its fields are table columns.
-
-    Attributes:
-        end: Whether the blocks are the "top" or the "bottom" ones of the stack; "none" if no block gets a layer.
-        start: Initial weights: "identity", "xavier", or "none".
-        inserted: Number of blocks that get inserted layers.
+    Its fields are table columns; see `insertion`.
     """
 
     end: str

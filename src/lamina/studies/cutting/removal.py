@@ -191,15 +191,8 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
 class _CellModel:
     """The model of one cell of the study, and measurements on it. It is copied or loaded when an instance is made.
 
-    Args:
-        inputs: What all cells of the study share.
-        block_ranges: The ranges of blocks to remove, one at a time.
-
-    Attributes:
-        model: The cell's own copy of the model.
-        processor: Its processor.
-        stack: The stack whose blocks are removed.
-        training: The training options.
+    `inputs` is shared by all cells of the study, and `block_ranges` are removed one at a time, from the blocks of the
+    attribute `stack`.
     """
 
     def __init__(self, inputs: CellInputs, block_ranges: Sequence[BlockRange]) -> None:

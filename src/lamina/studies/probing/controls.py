@@ -114,13 +114,7 @@ def uniform_bits(task: Task, rows: Iterable[int]) -> float:
 class LabelBits(Results):
     """Sums up the bits that it takes to send true labels with a probe: -log2 of each label's predicted probability.
 
-    Labels of -100 do not count.
-
-    Args:
-        targets: The true labels of all rows.
-
-    Attributes:
-        bits: The sum so far.
+    Labels of -100 do not count. `targets` are the labels of all rows, and `bits` is the sum so far.
     """
 
     def __init__(self, targets: Targets) -> None:

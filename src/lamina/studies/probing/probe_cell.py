@@ -217,11 +217,7 @@ class ProbeLayerFusion(Fusion, config=ProbeLayer):
 class ProbeHead(HeadConfig):
     """The head of a probe: one linear map, for any kind of task with classes or numbers.
 
-    Attributes:
-        labels: Class names.
-        kind: Name of the kind of task.
-        problem_type: Problem type of the task.
-        tags: Whether each token gets a label.
+    `kind` is the name of the kind of task; with `tags`, each token gets a label.
     """
 
     labels: Sequence[str]
@@ -427,13 +423,8 @@ class _OnlineCode:
     In step i a probe learns the labels of portions 0 to i. Then the labels of portion i + 1 are sent with the
     probabilities that this probe predicts.
 
-    Args:
-        task: The task whose training labels are sent.
-        portions: Row numbers of each portion; [] if nothing is sent.
-
-    Attributes:
-        train_tasks: One task per step, with labels only in portions 0 to i of the training rows.
-        sent_tasks: One task per step, with labels only in portion i + 1.
+    `portions` are the row numbers of each portion of the training rows of `task`; [] if nothing is sent. `train_tasks`
+    has a task per step, with labels only in portions 0 to i, and `sent_tasks` one with labels only in portion i + 1.
     """
 
     def __init__(self, task: Task, portions: Sequence[Sequence[int]]) -> None:

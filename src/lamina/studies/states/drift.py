@@ -167,11 +167,7 @@ def _text(moved: Summary) -> str:
 class _BlockWeights:
     """The linear weights of some blocks of a model, grouped by role.
 
-    Args:
-        model: The model.
-        layers: Blocks to choose, from 1.
-        stack: Name of the stack. None: the only one, or the encoder.
-        roles: Names of roles, or "all".
+    Arguments besides `model` are those of `drift`.
 
     Attributes:
         layers: Numbers of the chosen blocks.

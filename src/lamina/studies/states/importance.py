@@ -35,10 +35,10 @@ class _ReaderShares:
 
     Attributes:
         run: Name of the reader's bank.
-        reader: Name of the reader.
-        series: Name of the reader without its seed: readers that differ only in the seed have the same series.
+        reader: Its name.
+        series: Its name without the seed: readers that differ only in the seed have the same series.
         fusion: Class of the fusion's config.
-        seed: Seed of the reader.
+        seed: Its seed.
         shares: Layer -> its share; shares sum to 1.
     """
 

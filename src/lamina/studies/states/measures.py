@@ -22,10 +22,7 @@ Scores = dict[str, list[float]]  # measure -> one number per layer
 class LayerMeasure(ABC):
     """Base class of measures with one number per layer: the mean over tokens or texts, accumulated batch by batch.
 
-    `names` are the measures.
-
-    Args:
-        layers: Number of layers that are read.
+    `names` are the measures, and `layers` is the number of layers.
     """
 
     names: ClassVar[tuple[str, ...]]
@@ -240,11 +237,7 @@ _SAME = 1e-6  # rows closer together than this share of a vector's typical lengt
 class NeighbourSample:
     """Stores each layer's vectors for the first rows, to estimate the intrinsic dimension from nearest neighbours.
 
-    Args:
-        most: Maximum number of rows to store.
-
-    Attributes:
-        rows: Number of stored rows.
+    At most `most` rows are stored; `rows` is how many there are so far.
     """
 
     def __init__(self, most: int) -> None:
