@@ -101,7 +101,7 @@ class ReaderBank(ReaderCollection):
         Args:
             model: The model whose states were recorded. If the states' manifest has no fingerprint of its weights, only
                 depth and width are checked, with a warning.
-            processor: The model's tokenizer or processor.
+            processor: The model's tokenizer or processor. None: the new bank has none.
 
         Raises:
             ConfigError: If this bank has a model already, `model` is not a model, or `processor` does not fit it.

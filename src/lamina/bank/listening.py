@@ -42,7 +42,7 @@ def listening(
             readers read: the first one, and the first after `outputs.clear()`.
         over: Which part of a generated text the readers of a decoder read.
         new_observer: Called with each call of `generate`; returns an observer that receives the tokens and states.
-            Readers then have no output.
+            Readers then have no output. None: not called.
 
     Yields:
         The readers' outputs, filled while the model is called.

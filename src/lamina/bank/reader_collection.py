@@ -42,7 +42,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # a reader's name is also 
 class ReaderCollection(nn.Module):
     """A model, the readers that were added to it, and the passes that run both; the base class of `ReaderBank`.
 
-    See `ReaderBank` for the arguments. The collection is a mapping: `collection[name]` is a `ReaderModule`.
+    See `ReaderBank` for the arguments and errors. The collection is a mapping: `collection[name]` is a `ReaderModule`.
     """
 
     instead_of_model: ClassVar = "It is a bank: give its model, bank.model"

@@ -135,7 +135,7 @@ class StackPass:
         Args:
             batch: Keyword arguments of the whole model; {} if they are not known.
             args: Positional arguments of the module whose call runs the stack, such as the model.
-            kwargs: Keyword arguments of that module.
+            kwargs: Keyword arguments of that module. None: it has none.
 
         Raises:
             ConfigError: If the mask does not say which tokens are padding, or a reader of pairs gets no token ids.
@@ -221,7 +221,7 @@ class StackPass:
         """Run the heads, and return reader name -> output, without losses.
 
         `labels` (reader name -> labels) only choose positions: a head over a vocabulary then returns
-        `[labelled tokens, classes]`; see `ReaderOutput`. Raises ConfigError if a layer is missing.
+        `[labelled tokens, classes]`; see `ReaderOutput`. None: all positions. Raises ConfigError if a layer is missing.
         """
         by_stream, real = self._stream_features(), require_fed(self._real)
         names, features = by_stream[0]

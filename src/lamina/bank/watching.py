@@ -304,9 +304,7 @@ class _WatchedText(GenerationObserver):
 class _RepliesSoFar:
     """Collects the scores, lengths and features of the replies of one call of `generate` for drift tests.
 
-    Args:
-        watchers: Monitor name -> its drift test.
-        readers: Monitor name -> its reader.
+    `watchers` is monitor name -> its drift test, and `readers` monitor name -> its reader.
     """
 
     def __init__(self, watchers: Mapping[str, DriftWatcher], readers: Mapping[str, str]) -> None:
@@ -457,7 +455,7 @@ def stream(
     stop: bool,
     options: Inputs,
 ) -> Iterator[Step]:
-    """Check the arguments, and return an iterator over the steps of a generation; see `ReaderBank.stream`.
+    """Return an iterator over the steps of a generation, with the arguments and errors of `ReaderBank.stream`.
 
     `new_watch` is `bank.watch` with all its arguments but `on_token`. `stop`: whether the monitors may end a sequence.
     """

@@ -150,7 +150,7 @@ def _cheapest(sizes: np.ndarray, ends: np.ndarray, overhead: int) -> list[int]:
 
 
 def batch_count(lengths: Sequence[int], batch_size: int, *, equal: bool = False) -> int:
-    """Return how many batches `length_batches` makes without a budget. ConfigError if `batch_size` is below 1."""
+    """Return how many batches `length_batches` makes of these arguments. ConfigError if `batch_size` is below 1."""
     check_range("batch_count", "batch_size", batch_size, 1)
     counts = Counter(map(int, lengths)).values() if equal else [len(lengths)]
     return sum(math.ceil(count / batch_size) for count in counts)

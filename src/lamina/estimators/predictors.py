@@ -151,7 +151,8 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
     def score(self, X: object, y: object, sample_weight: object = None) -> float:
         """Return the accuracy; with several labels per text, the share of texts whose labels are all right.
 
-        Errors as in `predict`, and DataError if a label in `y` is missing, or `y` does not fit X.
+        `sample_weight` has a weight per text (None: equal ones). Errors as in `predict`, and DataError if a label in
+        `y` is missing, or `y` does not fit X.
         """
         self._check_fitted()
         with data_errors(op := self._op("score")):
@@ -262,7 +263,10 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
         return self._logits_of(X, "predict")[READER][:, 0].double().numpy()
 
     def score(self, X: object, y: object, sample_weight: object = None) -> float:
-        """Return R², as scikit-learn computes it. Errors as in `predict`, and DataError if `y` does not fit X."""
+        """Return R², as scikit-learn computes it, with a weight per text in `sample_weight` (None: equal ones).
+
+        Errors as in `predict`, and DataError if `y` does not fit X.
+        """
         self._check_fitted()
         with data_errors(self._op("score")):
             return float(super().score(X, y, sample_weight))  # pyright: ignore

@@ -363,7 +363,10 @@ class AdaLayers(ProjectedConfig):
 
 @final
 class AdaLayersFusion(ProjectedFusion, config=AdaLayers):
-    """The module of `AdaLayers`. Parameters: `projection` `[layers, dim, width]` and `scores` `[layers]`."""
+    """The module of `AdaLayers`. Parameters: `projection` `[layers, dim, width]` and `scores` `[layers]`.
+
+    Raises ConfigError if `cutoff` is not below 1 / layers.
+    """
 
     def __init__(self, config: AdaLayers, *, layers: int, width: int) -> None:
         super().__init__(config, layers=layers, width=width, projections=layers)

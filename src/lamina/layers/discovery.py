@@ -197,8 +197,7 @@ def _map_modules(stack: LayerStack, move: Callable[[Any], Any]) -> LayerStack:
 def _discover(model: nn.Module) -> dict[str, LayerStack]:
     """Find the stacks of a model, or else those of its towers; return name -> stack.
 
-    Raises:
-        UnsupportedModelError: If neither can be found.
+    Raises UnsupportedModelError if neither can be found.
     """
     if isinstance(model, RecordedModel):
         return {model.facts.stack: model.own_stack()}

@@ -72,12 +72,8 @@ class ContextHooks(ExitStack):
 class _ContextHook:
     """One hook of a `ContextHooks`.
 
-    A copy of it does nothing: a model may be copied or pickled by one thread while another runs it.
-
-    Attributes:
-        owner: The module on whose calls the hook acts. None: this is a copy.
-        hooks: The context manager that registered the hook.
-        hook: The function to call.
+    A copy of it does nothing, and its `owner`, the module on whose calls it acts, is None: a model may be copied or
+    pickled by one thread while another runs it.
     """
 
     owner: object = None
@@ -122,7 +118,7 @@ def watch(
         on_state: Called with a layer and its state `[batch, tokens, width]`, not copied; layers ascend within a pass.
             An exception that it raises ends the pass and propagates out of the model's call.
         on_start: Called when a pass over the stack begins, with two arguments: the tuple of positional arguments of
-            `stack.scope`, and the dict of keyword arguments.
+            `stack.scope`, and the dict of keyword arguments. None: not called.
 
     Raises:
         LayerIndexError: If a layer does not exist.

@@ -182,8 +182,8 @@ _SPECIAL = ("_token_id", "_token_index", "_token_ids")
 def _image(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
     """Return a random image, or a clip of several frames, of the size in the config.
 
-    Models that need a grid get one image that is cut into patches already, wider if `tokens` is larger (`_packed`).
-    Models that need positions of patches get two such images of a fixed size (`_patches`).
+    Models that need a grid get one image that is cut into patches already, wider if `tokens` is larger (`_packed`, with
+    its errors). Models that need positions of patches get two such images of a fixed size (`_patches`).
     """
     accepted = inspect.signature(model.forward).parameters
     if any(name in accepted for name in _GRIDS):

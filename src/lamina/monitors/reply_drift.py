@@ -137,7 +137,7 @@ class DriftSketch:
     @classmethod
     @check_types("drift")
     def from_dict(cls, fields: Mapping[str, Sequence[float]], *, width: int | None = None) -> Self:
-        """Build a sketch from the values that `to_dict` returned, and the number of features of each reply.
+        """Build a sketch from the values that `to_dict` returned; for `width` see the attribute.
 
         Raises ConfigError if `fields` are not lists of numbers, scores or lengths are missing, or the width is not a
         number from 1 on.

@@ -104,8 +104,8 @@ def arguments_of(edit: str) -> type[BaseModel]:
 def check_named_edit(edit: Mapping[str, Arguments | None], more: Mapping[str, type[Strict]] | None = None) -> None:
     """Check an edit of a recipe or a plan: one name with its arguments. `more` has the arguments of a plan's own edits.
 
-    Raises ConfigError unless there is exactly one name; ValidationError if there is no such edit, or an argument is not
-    allowed.
+    None: it is a recipe's. Raises ConfigError unless there is exactly one name; ValidationError if there is no such
+    edit, or an argument is not allowed.
     """
     if len(edit) != 1:
         raise ConfigError("each edit is one name with its arguments; the next starts with '-'")

@@ -245,7 +245,7 @@ def saved_class(name: str | Path, *, revision: str | None = None) -> str | None:
 def writing_class(name: str | Path, *, revision: str | None = None) -> str | None:
     """Return the class name of a saved model if that class can generate text; otherwise None.
 
-    The result can be passed to `load` as `head`, where None stands for the backbone. Raises the errors of
+    The result can be passed to `load` as `head`, where None stands for the backbone. For `revision` and the errors see
     `load_config`.
     """
     import transformers
@@ -350,7 +350,7 @@ def check_weights(name: str | Path, config: PretrainedConfig, *, revision: str |
     """Check that a local model has weights that can be loaded, without reading them.
 
     This checks the headers of safetensors files, and that the packages for the quantization in the model's `config`
-    are installed. Raises the errors of `lamina.load`. A model on the hub is not checked.
+    are installed. For `revision` and the errors see `lamina.load`. A model on the hub is not checked.
     """
     from transformers.quantizers import auto
 

@@ -253,7 +253,8 @@ def study_of_cells(
 ) -> Study:
     """Return the study whose `table` came from cells. Library versions and the failed cells are added to its settings.
 
-    `figures` is chart name -> chart. Raises ConfigError if every cell failed, or there were no rows.
+    `figures` is chart name -> chart, and `conclusions` are sentences. Raises ConfigError if every cell failed, or there
+    were no rows.
     """
     if not len(table) and not failures:
         hint = "Load the model with a language modelling head, or pass tasks."

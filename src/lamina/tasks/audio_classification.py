@@ -491,7 +491,7 @@ class AudioClassificationKind(FileKind[AudioInputs]):
         return AudioInputs(split, processor, limit=options.max_length)
 
     def length_limit(self, model: PreTrainedModel, processor: Processor, asked: int | None) -> int:
-        """Return the maximum number of samples read of a clip, as `sample_limit` does; `model` is not used."""
+        """Return what `sample_limit` returns, with its errors; `model` is not used."""
         return sample_limit(processor, asked)
 
     def truncated(self, inputs: AudioInputs) -> int:
@@ -501,5 +501,8 @@ class AudioClassificationKind(FileKind[AudioInputs]):
     def model_rows(
         self, rows: int, tokens: float, max_length: int, config: PreTrainedConfig | None, *, by_row: bool = False
     ) -> tuple[int, int]:
-        """Return `rows`, and tokens per row: the config's fixed number of frames (Whisper), or else `tokens`."""
+        """Return `rows`, and tokens per row: the config's fixed number of frames (Whisper), or else `tokens`.
+
+        The other arguments are not used.
+        """
         return rows, getattr(config, "max_source_positions", None) or round(tokens)

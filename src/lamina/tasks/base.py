@@ -446,7 +446,7 @@ class Kind(ABC, Generic[InputsT]):
 
     @abstractmethod
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> InputsT:
-        """Encode the examples of a split as rows that a model reads.
+        """Encode the examples of a split, in their order, as rows that a model reads.
 
         Raises:
             ConfigError: If the processor is missing or of another type, or an option does not fit.

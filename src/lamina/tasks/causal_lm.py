@@ -281,6 +281,7 @@ class _Continuations(Results[Outputs, TextAnswer | CandidatesAnswer]):
         """Store the continuations of the texts with the indices `rows`.
 
         `outputs` are generated texts, or logits `[batch, tokens, classes]`; those of a text's last token are used.
+        `labels` is not.
         """
         for at, row in enumerate(rows):
             if isinstance(outputs, Tensor):

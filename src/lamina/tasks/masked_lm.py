@@ -173,7 +173,10 @@ class _FilledMasks(Results[Tensor, list[MaskAnswer]]):
         self._places = word_places(inputs.encoded, self._masks)
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
-        """Store the `best_tokens` of each mask token in the windows `rows`; `outputs` are logits of all tokens."""
+        """Store the `best_tokens` of each mask token in the windows `rows`; `outputs` are logits of all tokens.
+
+        `labels` is not used.
+        """
         for at, row in enumerate(rows):
             for position, number in self._places.get(row, ()):
                 self._best[number] = lm.best_tokens(outputs[at, position]).tolist()

@@ -41,7 +41,7 @@ _SHOWN = 6  # maximum number of learners in a progress line
 
 
 def start_accelerator(options: FitOptions, output: Path | None) -> Accelerator:
-    """Return the Accelerator of a run. Trackers that the options name write to the folder `output`.
+    """Return the Accelerator of a run. Trackers that the options name write to the folder `output` (None: no folder).
 
     The Accelerator's own mixed precision stays off, because it could not be changed later in the same process. Each
     pass uses torch's autocast instead (`Runner.autocast`).

@@ -148,7 +148,7 @@ class EngineReaders:
         """Score the tokens of the step that the model has just computed; return request id -> scores to send.
 
         {} if the step had no tokens. If the prefix cache provided tokens of a request, the request's scores begin with
-        these tokens' scores. Raises RuntimeError if the pass gave no states.
+        these tokens' scores. Raises RuntimeError if the pass gave no states, and the error of `cache_group`.
         """
         runner = self._runner
         if runner.execute_model_state is None:  # the step had no tokens
