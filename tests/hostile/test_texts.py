@@ -150,7 +150,7 @@ def test_a_label_with_half_a_character():
     assert Task.from_dataset(KIND, {"train": rows}).labels == ("x", "\ufffd")
 
 
-@pytest.mark.parametrize("digits", ["9" * 5000 + "x", "1" * 100_000 + "x", "9" * 5000])
+@pytest.mark.parametrize("digits", ["9" * 500_000 + "x", "9" * 500_000])  # quadratic work would take minutes
 def test_a_label_of_many_digits(tmp_path: Path, digits: str):
     path = tsv(tmp_path / "some.tsv", [f"a\t{digits}", "b\t1", "c\t2"])
     assert len(Task.from_files(KIND, train=path).labels) == 3

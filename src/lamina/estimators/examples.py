@@ -215,7 +215,7 @@ def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
         classes, numbers = np.unique(column_or_1d(checked, warn=True), return_inverse=True)
         labels, classes, numbers = _named(classes, numbers)
     if len(classes) < 2:
-        raise DataError(f"{op}: y has one class, {labels[0]!r}; a classifier needs at least two classes.")
+        raise DataError(f"{op}: y has one class, {classes.tolist()[0]!r}; a classifier needs at least two classes.")
     return Targets("classification", labels, numbers.tolist(), classes)
 
 

@@ -123,7 +123,6 @@ def text_inputs(
             there is no tokenizer, or the model does not allow `max_length`.
         StoreError: If the saved tokenizer is damaged.
     """
-    hint = "Pass a list of texts, or of pairs of texts."
     listed = texts if isinstance(texts, Sequence) else list(texts)
     if not len(listed):
         raise ConfigError(f"{op}: there is no text; at least one is needed.")
@@ -131,7 +130,8 @@ def text_inputs(
     for row, text in enumerate(listed):
         parts = text if size and isinstance(text, tuple | list) else [text]
         if len(parts) != (size or 1) or not all(isinstance(part, str) for part in parts):
-            raise ConfigError(f"{op}: entry {row} of texts is {type(text).__name__} unlike the first. {hint}")
+            got = f"texts[{row}] is {text!r:.60}"
+            raise ConfigError(f"{op}: {got}; each entry must be a text, or each a pair of texts.")
     tokenizer = own_processor(model, processor)
     check_tokenizer(tokenizer)
     tokenizer = cast("Processor", tokenizer)

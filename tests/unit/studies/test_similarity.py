@@ -181,8 +181,10 @@ def test_invalid_options_are_refused(model, tokenizer):
         call(texts="the film")
     with pytest.raises(ConfigError, match="there is no text; at least one is needed"):
         call(texts=[])
-    with pytest.raises(ConfigError, match="entry 1 of texts is tuple unlike the first"):
+    with pytest.raises(ConfigError, match=r"texts\[1\] is \('a', 'b'\); each entry must be a text, or each a pair of"):
         call(texts=["the film", ("a", "b")])
+    with pytest.raises(ConfigError, match=r"similarity: texts\[0\] is \('a',\); each entry must be a text, or each a pair"):
+        call(texts=[("a",)])
     with pytest.raises(ConfigError, match="a minibatch has 3 rows"):
         call(texts=TEXTS[:3])
     with pytest.raises(ConfigError, match="minibatch is 3; it must be at least 4"):

@@ -126,6 +126,13 @@ def test_a_label_like_a_known_one_is_suggested(tmp_path: Path, cell: str, hint: 
     assert str(info.value).endswith(hint)
 
 
+@pytest.mark.parametrize("cell", ["GOOD", "goods", "1000"])
+def test_no_label_is_suggested_for_a_number_or_if_labels_differ_in_case_only(tmp_path: Path, cell: str):
+    path = tsv(tmp_path / "d.tsv", [f"a\t{cell}"])
+    with pytest.raises(DataError, match=f"has label '{cell}'; the labels are: Good, good, 100.$"):
+        Task.from_files(SEQUENCE, validation=path, labels=("Good", "good", "100"))
+
+
 @pytest.mark.parametrize(
     ("labels", "cells", "said"),
     [
