@@ -46,7 +46,8 @@ class ReplyFacts:
             It is stored as a tensor.
 
     Raises:
-        ConfigError: If `features` is not one row of numbers, or `score` or `length` is no number.
+        ConfigError: If `features` is not one row of numbers, `score` is no number, or `length` is no finite number from
+            0 on.
     """
 
     score: float
@@ -56,6 +57,7 @@ class ReplyFacts:
     def __post_init__(self) -> None:
         for name in ("score", "length"):
             object.__setattr__(self, name, check_type("drift", name, getattr(self, name), "float"))
+        check_range("drift", "length", self.length, 0, open_high=True)
         if self.features is not None:
             features = _features(self.features)
             if features.ndim != 1 or not len(features):

@@ -159,6 +159,12 @@ def test_nan_is_an_error(reply: ReplyFacts, name: str):
         DriftWatcher(DriftSketch.of(replies(10, 0))).add(reply)
 
 
+@pytest.mark.parametrize("length", [float("nan"), float("inf"), -1])
+def test_a_length_is_a_finite_number_of_tokens(length: float):
+    with pytest.raises(ConfigError, match=f"drift: length is {length}; it must be at least 0 and finite"):
+        ReplyFacts(0.5, length)  # pyright: ignore[reportArgumentType]
+
+
 @pytest.mark.parametrize("width", [1, 8, 17])
 def test_features_of_another_width_than_the_calibrations_are_an_error(width: int):
     monitor = Monitor("flag", "odd", sketch=DriftSketch.of(replies(10, 0)))
