@@ -190,13 +190,9 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
         if are_whole and len(values) <= _FEW_CLASSES:
             values.add(_number(cell))
     has_classes = len(labels) > 1
-    clash: Sequence[str] = ()  # two forms that no column may have both
-    if "list" in first and len(first) > 1:
-        clash = ("list", next(form for form in first if form != "list"))
-    elif first.keys() >= {"number", "name"} and not has_classes:
-        clash = ("number", "name")
-    if clash:
-        (first_row, first_cell), (row, cell) = sorted((first[form] for form in clash), key=itemgetter(0))
+    clash = ["list", *(form for form in first if form != "list")] if "list" in first else ["number", "name"]
+    if len(clash) > 1 and first.keys() >= {*clash} and not (clash[0] == "number" and has_classes):
+        (first_row, first_cell), (row, cell) = sorted((first[form] for form in clash[:2]), key=itemgetter(0))
         got = f"has {cell!r} in column '{spec.label}' and row {first_row} has {first_cell!r}"
         hint = "Correct the file, or set problem_type"
         raise bad_cell(table, row, spec.label, f"{got}; all labels must have one form. {hint}.")
@@ -592,10 +588,9 @@ def bad_cell(table: Table, row: int, column: str | int, problem: str) -> DataErr
 
 
 def unknown_label(table: Table, row: int, column: str | int, cell: object, labels: Sequence[str]) -> DataError:
-    """Return the DataError for a cell with a label that is not one of `labels`.
+    """Return the DataError for a cell with a label that is not one of `labels`; it suggests a similar one, if any.
 
-    The message suggests the label that is most similar, whatever its case. It suggests none for a number, and none if
-    several labels differ in case only.
+    None is suggested for a number, or if the similar labels differ in case only.
     """
     lowered = [] if cell_forms.is_number(cell) else [name.lower() for name in labels]
     close = get_close_matches(str(cell).strip().lower(), lowered, n=1, cutoff=0.75)

@@ -239,6 +239,15 @@ def test_inputs_are_what_the_tokenizer_gives_and_pairs_are_pairs():
     assert (batch["input_ids"][:, 5] == tokenizer.sep_token_id).all()
 
 
+@pytest.mark.parametrize("names", [["mood", "mood"], iter(["mood"])])
+def test_a_reader_named_twice_is_written_once(tmp_path: Path, names: Any, monkeypatch: pytest.MonkeyPatch):
+    write = Mock(side_effect=RuntimeError("enough"))
+    monkeypatch.setattr(onnx, "_checked_graph", write)
+    with pytest.raises(StoreError, match="enough"):
+        export_onnx(tiny_bank(), tmp_path, readers=names)
+    assert write.call_args.args[0].names == ["mood"]
+
+
 def test_what_cannot_be_exported_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UnknownNameError, match=r"unknown reader 'mod'.*Did you mean 'mood'"):
         export_onnx(tiny_bank(), tmp_path / "out", readers=["mod"])

@@ -183,7 +183,7 @@ def test_invalid_options_are_refused(model, tokenizer):
         call(texts=[])
     with pytest.raises(ConfigError, match=r"texts\[1\] is \('a', 'b'\); each entry must be a text, or each a pair of"):
         call(texts=["the film", ("a", "b")])
-    with pytest.raises(ConfigError, match=r"similarity: texts\[0\] is \('a',\); each entry must be a text, or each a pair"):
+    with pytest.raises(ConfigError, match=r"texts\[0\] is \('a',\); each entry must be a text, or each a pair"):
         call(texts=[("a",)])
     with pytest.raises(ConfigError, match="a minibatch has 3 rows"):
         call(texts=TEXTS[:3])
