@@ -234,8 +234,8 @@ class ReaderModule(nn.Module):
         `fusion` must be the reader's fusion config with other layers. Raises LayerIndexError if the stack lacks a
         layer.
         """
-        self.config = replace(self.config, fusion=fusion)
         self.layers = tuple(select(fusion.selector(), stack.layers, op="reader"))
+        self.config = replace(self.config, fusion=fusion)
         self.fusion.config = fusion
 
     def seed_dropout(self, device: torch.device) -> None:

@@ -279,7 +279,7 @@ class _WatchedText(GenerationObserver):
         return {name: rows[name] for name in self.monitor_names}
 
     def on_end(self, new: Int[Tensor, "sequences tokens"]) -> None:
-        """Add a step for each token that has none yet: the last of each sequence, which the model did not read.
+        """Add a step for each column of `new` that has none yet: usually the last one, which the model did not read.
 
         Such a step has the latest scores and flags, and the callback gets it like every step. Then the complete replies
         are passed to the drift tests. `new` has all new tokens of the text.

@@ -115,9 +115,10 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         return Reader(fusion, SequenceClassification(labels, pooling=self.pooling, linear=linear), seed=seed)
 
     def _learn(self, bank: ReaderBank, texts: Texts, y: TargetsLike, seed: int) -> ReaderModule:
-        """Train the fusion on y, and return its reader, which replaces the reader that the bank had.
+        """Train the fusion on y, as `_train` does, and return its reader, which replaces the one that the bank had.
 
-        Raises DataError if y is None or has the wrong form. `seed` decides the initial weights and the rows held out.
+        Raises DataError if y is None or has the wrong form, and the errors of `_train`. `seed` decides the initial
+        weights and the rows held out.
         """
         if y is None:
             came = f"the fusion {type(self.fusion).__name__} has weights to learn, but y is None"

@@ -196,7 +196,7 @@ class PooledClassificationHead(LabelHead):
         return self.config.pooling in ("mean", "query") and not self.config.encoder_layers
 
     def token_map(self) -> AffineMap | None:
-        """Return the linear map from a token's features to its logits; None if the head is not token-wise.
+        """Return the linear map from a token's features to its logits; None unless `is_token_wise()` is True.
 
         With pooling "query", the map has one more output, the last: the score `query . h_t / sqrt(dim)` of the token.
         """

@@ -429,10 +429,11 @@ def _train_in_worker(source: bytes, name: str) -> State:
 
 @lru_cache(maxsize=1)
 def _open_session(source: bytes) -> tuple[_Session, dict[str, RunSpec], SeparateRuns | None]:
-    """Open the session of a recipe in a worker process of Ray. Return it with all runs, and the files of separate runs.
+    """Open the session of a recipe in a worker process of Ray; return it, all runs by name, and files of separate runs.
 
-    `source` is a pickled tuple: working directory, recipe, data folder, output folder, batches that fit the memory, and
-    options of `lamina.fit`. The process changes to that working directory. Without an output folder, None is returned
+    `source` is a pickled tuple: working directory, recipe, data folder, output folder, batches that fit the memory (by
+    run), and options of `lamina.fit`. Calls with an equal `source` share one session. The process changes to that
+    working directory. Without an output folder, None is returned
     in place of the files. Raises the errors of `load_tasks` and `_Session.expand`.
     """
     directory, recipe, data, folder, batches, options = pickle.loads(source)

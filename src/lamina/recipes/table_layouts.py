@@ -171,7 +171,8 @@ class _Layout(Strict):
 class TableRecipe(_Layout):
     """The layout of a table, under `table` in a recipe. Without a title it is called "Best of every method".
 
-    If several settings belong to one cell, the cell shows each task's setting with the best validation score.
+    A cell shows the mean over the runs of its tasks. If several settings of a task belong to the cell, only the runs of
+    the setting with the best validation score count.
 
     Attributes:
         rows: The properties that form rows.
@@ -189,13 +190,14 @@ class TableRecipe(_Layout):
 class FigureRecipe(_Layout):
     """The layout of a figure with curves, under `figure` in a recipe. Its default title names the x axis.
 
-    If several settings belong to one point, the point shows each task's setting with the best validation score. A
-    method without the setting on the x axis is drawn as a horizontal line. The source and the notes of `published` are
+    A point shows the mean over the runs of its tasks. If several settings of a task belong to the point, only the runs
+    of the setting with the best validation score count. A method without the setting on the x axis, or without a name
+    for its value where the axis has names, is drawn as a horizontal line. The source and the notes of `published` are
     printed below the figure.
 
     Attributes:
         x: The property on the x axis; `x_title` is its title, and `log_x` makes it logarithmic.
-        series: One curve for each value.
+        series: One curve for each value; by default for each method.
         facet: One panel for each value; None: one panel in all.
         metric: None: the metric of each task.
     """

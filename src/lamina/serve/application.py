@@ -286,7 +286,7 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
 
     @app.post("/embed")
     async def embed(body: EmbedRequest, request: Request) -> list[list[float]]:
-        """Return a vector for each text: the mean of one layer's state over the tokens of the text."""
+        """Return a vector for each text: the mean of one layer's state over the text's tokens; see `EmbedRequest`."""
         texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
         scheduler.check_count(texts)
         bank, layer, normalize = key = scheduler.bank, body.layer, body.normalize

@@ -108,6 +108,8 @@ class OnnxEngine:
         Raises the errors of `answers_for`.
         """
         if not self.answers_for(bank, names):
+            if bank.device.type != "cpu":
+                return f"the bank is on {bank.device}, and the exported graph runs on a CPU"
             return "the exported graph has other readers, or their weights have changed since the export"
         if set(batch) != set(self.facts.inputs):
             return f"the inputs are {', '.join(sorted(batch))}; the graph takes {', '.join(sorted(self.facts.inputs))}"

@@ -214,9 +214,10 @@ def class_scores(metrics: Sequence[str], logits: Tensor, targets: Tensor, task: 
 
 
 def positive_id(task: TaskLike, metrics: Sequence[str]) -> int | None:
-    """Return the id of a task's positive class; None if it is not known or there are not two classes.
+    """Return the id of a task's positive class, the declared one or else the usual one (see `usual_positive`).
 
-    Raises ConfigError if there are two classes, the positive one is not known, and one of `metrics` needs it.
+    None if there is neither. Raises ConfigError if there is neither, there are two classes, and one of `metrics` needs
+    a positive class.
     """
     positive = getattr(task, "positive", None) or score.usual_positive(task.labels)
     if positive is not None:

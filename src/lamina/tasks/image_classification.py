@@ -104,7 +104,11 @@ class LazyImage(LazyFile):
 
     @contextmanager
     def _opened(self) -> Iterator[Image.Image]:
-        """Yield the Pillow image, of which only the header is read. Errors of Pillow in the block become DataErrors."""
+        """Yield the Pillow image, of which only the header is read.
+
+        Raises DataError if it cannot be opened or has more than 2**26 pixels. Any error in the block becomes a
+        DataError too.
+        """
         try:
             with Image.open(BytesIO(self.read()), formats=_FORMATS) as image:
                 if image.width * image.height > _MOST_PIXELS:

@@ -222,7 +222,7 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
 def _form(cell: object, labels: Sequence[str]) -> str:
     """Return which form a label has: "list", "whole" (a number without a decimal point), other "number", or "name".
 
-    A text in `labels` is not a list.
+    A text that spells several labels is a "list", unless it is itself in `labels`.
     """
     if cell_forms.has_several(cell, labels):
         return "list"

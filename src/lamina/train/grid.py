@@ -77,7 +77,7 @@ def expand(reader: Reader, grid: Mapping[str, Sequence[object]], *, name: str = 
         name: Name of the template. The readers are called "<name>_0001", "<name>_0002" ...
 
     Returns:
-        One `RunSpec` per combination. The values of the last key change fastest.
+        One `RunSpec` per combination. The values of the last key change fastest, and those of "fusion" slowest.
 
     Raises:
         UnknownNameError: If a key, or a name in a value, does not exist.

@@ -113,13 +113,14 @@ class ModelRunner(Runner):
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:  # noqa: ARG002
         """Check that the model can be trained on the task, and give a new head's classes the names of its labels.
 
-        Two rows of the first group are run through the model as a test. An image processor is set to the image size of
-        the task, and stays on the model object for later predictions.
+        Two rows of the first group are run through the model as a test. The task's problem type stays in the config
+        too. An image processor is set to the image size of the task, and stays on the model object for later
+        predictions. The arguments are those of `Runner.prepare`; `passes` is not used.
 
         Raises:
             ConfigError: If a bank reads the model, everything is frozen, a trained parameter is in float16, the options
-                do not fit the model, the head does not fit the task, or the model could not be loaded again after it is
-                saved.
+                do not fit the model, the head does not fit the task, the model could not be loaded again after it is
+                saved, or the processor cannot make images of the task's size.
             LayerIndexError: If the options give a rate to a layer that does not exist.
             UnsupportedModelError: If layers have rates of their own, and the model's layers cannot be found.
         """
@@ -129,8 +130,8 @@ class ModelRunner(Runner):
                 "Load the model a second time, or train it with the bank: ReaderBank(model, train_base=True)."
             )
         parameter_groups(self.model, options, 1.0, self.op)
-        self.fit_head(groups[0])
         check_reloads(self.model, self.op)
+        self.fit_head(groups[0])
         if self.kind.fit_processor(self.processor, self.task):
             vars(self.model)[_PROCESSOR] = self.processor
 

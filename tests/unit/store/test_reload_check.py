@@ -72,9 +72,11 @@ def test_changes_by_hand_are_refused_before_training_and_saving(
     model = bert()
     change(model)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
+    config = model.config.to_dict()
     with pytest.raises(ConfigError, match=f"^finetune: .*could not be loaded again: .*{reason}"):
         lamina.finetune(model, yes_no(train=8, validation=4), processor=tiny_tokenizer(), epochs=1, progress=False)
     assert all(torch.equal(before[name], weight) for name, weight in model.named_parameters())
+    assert model.config.to_dict() == config
     with pytest.raises(ConfigError, match=r"^save: "):
         lamina.save(model, tmp_path / "model")
     assert not (tmp_path / "model").exists()

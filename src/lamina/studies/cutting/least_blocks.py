@@ -451,11 +451,11 @@ class EditPlan(Strict):
         return reports
 
     def needs_weights(self) -> bool:
-        """Whether the model must have its weights, not just its shapes, because the plan measures it."""
+        """Return whether the model must have its weights, not just its shapes, because the plan measures it."""
         return any(DROP_LEAST in edit for edit in self.edits)
 
     def uses_seed(self) -> bool:
-        """Whether the result depends on the seed, because an edit makes random weights or measures the model."""
+        """Return whether the result depends on the seed, because an edit makes random weights or measures the model."""
         named = [(name, arguments or {}) for edit in self.edits for name, arguments in edit.items()]
         return self.needs_weights() or any(is_random(name, arguments) for name, arguments in named)
 
