@@ -298,9 +298,11 @@ class GenerationStates:
                 stack_pass.on_state(layer, gather(self._states.pop(layer)))
             features |= stack_pass.features()
         outputs: dict[str, ReaderOutput] = {}
-        for name, output in run_heads(self._template.readers, features, mask, {}, grad=False).items():
-            empty = ~has_tokens.to(output.logits.device).view(-1, *[1] * (output.logits.ndim - 1))
-            outputs[name] = ReaderOutput(output.logits.masked_fill(empty, torch.nan), real, tokens=tokens)
+        by_stream = [([*features], [*features.values()])]
+        logits = run_heads(self._template.readers, by_stream, mask, {}, grad=False)
+        for name in self._template.readers:
+            empty = ~has_tokens.to(logits[name].device).view(-1, *[1] * (logits[name].ndim - 1))
+            outputs[name] = ReaderOutput(logits[name].masked_fill(empty, torch.nan), real, tokens=tokens)
         return outputs
 
 

@@ -15,9 +15,10 @@ from transformers import GenerationMixin
 
 from lamina.bank.generation import DECODING_METHODS, GenerateCall, Generated, Interception, intercept_generate
 from lamina.bank.generation_states import GenerationObserver, GenerationStates, Over, inputs_of
-from lamina.bank.reader import BankOutput
+from lamina.bank.reader import BankOutput, ReaderOutput
 from lamina.bank.stack_pass import StackPass, is_internal, past_tokens
 from lamina.errors import ConfigError, check_known
+from lamina.fusion.base import require_fed
 from lamina.layers.adapters import without_wrapper
 from lamina.layers.hooks import ContextHooks, arguments
 from lamina.layers.preserve import uncompiled
@@ -210,8 +211,11 @@ class _Listener:
         if text := self._texts.get(key):
             text.on_state(layer, state)
         elif (stack_pass := self._running.get(key)) is not None and stack_pass.on_state(layer, state):
+            del self._running[key]
+            logits, real = stack_pass.finish(), require_fed(stack_pass.real)
+            outputs = {name: ReaderOutput(logits[name], real) for name in stack_pass.readers}
             # outputs that another thread has stored meanwhile take precedence
-            self.outputs.readers.update(self._running.pop(key).finish() | self.outputs.readers)
+            self.outputs.readers.update(outputs | self.outputs.readers)
 
     def on_end(self, template: StackPass, *_: object) -> None:
         """End a pass over a stack; raise ConfigError if it did not compute a layer that a reader needs."""

@@ -287,11 +287,10 @@ def token_logits(
     if rest := {name: part for name, part in features.items() if name not in logits}:
         rows, count = next(iter(rest.values())).shape[:2]
         # every token becomes a text of its own, [rows * tokens, 1, dim]: a head that pools then returns its own logits
-        single = {name: part.flatten(0, 1).unsqueeze(1) for name, part in rest.items()}
-        mask = torch.ones(rows * count, 1, dtype=torch.bool, device=next(iter(single.values())).device)
-        readers = {name: stack_pass.readers[name] for name in rest}
-        outputs = run_heads(readers, single, mask, {}, grad=False, together=True)
-        logits |= {name: output.logits.reshape(rows, count, -1) for name, output in outputs.items()}
+        single = [part.flatten(0, 1).unsqueeze(1) for part in rest.values()]
+        mask = torch.ones(rows * count, 1, dtype=torch.bool, device=single[0].device)
+        outputs = run_heads(stack_pass.readers, [([*rest], single)], mask, {}, grad=False, together=True)
+        logits |= {name: part.reshape(rows, count, -1) for name, part in outputs.items()}
     columns = [logits[name].float() for name in features]
     # one copy to the CPU for all readers: each copy waits for the GPU
     parts = torch.cat(columns, dim=-1).cpu().split([part.shape[-1] for part in columns], dim=-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cached_property
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
@@ -16,6 +17,7 @@ from lamina.bank.reader import BankOutput, Info, ReaderModule, ReaderOutput
 from lamina.bank.remap import check_blocks, check_untrained, fusion_after
 from lamina.bank.stack_pass import Inputs, StackPass, States, attach, recording
 from lamina.errors import ConfigError, NotFiniteError, check_known
+from lamina.fusion.base import require_fed
 from lamina.layers import LayerStack, stacks
 from lamina.layers.adapters import check_no_adapters
 from lamina.layers.base_facts import StackSettings
@@ -46,6 +48,8 @@ class ReaderCollection(nn.Module):
     """
 
     instead_of_model: ClassVar = "It is a bank: give its model, bank.model"
+    model: PreTrainedModel
+    """The shared model."""
 
     @check_types("bank")
     def __init__(
@@ -68,14 +72,13 @@ class ReaderCollection(nn.Module):
         if train_base:
             check_no_adapters(model, "bank: train_base is set")
         model = model.eval() if train_base else model.eval().requires_grad_(False)
-        self._model = (model,)  # in a tuple, so that nn.Module does not register it as a submodule
+        vars(self)["model"] = model  # not by `setattr`, with which nn.Module would register it as a submodule
         self.train_base = train_base
         self.saves_base = train_base if saves_base is None else saves_base
         self.processor: Any = processor
         self.readers = nn.ModuleDict()
         self.info: Info = dict(info or {})
         self.folder: Path | None = None  # from which the bank was loaded; exports are kept there
-        self._stacks: tuple[dict[str, LayerStack], LayerGuard] | None = None
         self._checked_ids: tuple[object, int] | None = None  # the tokenizer whose ids were checked, and its size
         self.check_ids("bank", processor)
         mark_as_read(model, self)
@@ -101,9 +104,9 @@ class ReaderCollection(nn.Module):
         self._checked_ids = known
 
     def __getstate__(self) -> dict[str, object]:
-        if self._stacks is not None:
+        if "_guard" in vars(self):
             with suppress(ConfigError):  # the model was edited: the copy raises it too
-                self._found()  # so that the guard knows all that has changed before the copy
+                self._guard.check(self.model, "bank")  # so that the guard knows all that has changed before the copy
         return {**vars(self), "_checked_ids": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -112,17 +115,17 @@ class ReaderCollection(nn.Module):
         mark_as_read(self.model, self)
 
     def __setattr__(self, name: str, value: object) -> None:
-        # `nn.Module` would register another model as a submodule, and the property would go on to return the old one.
+        # `nn.Module` would register another model as a submodule, and readers would go on to read the old one.
         if name != "model":
             super().__setattr__(name, cast("nn.Module", value))
         elif value is not self.model:
             problem = f"the readers belong to the bank's {type(self.model).__name__}, which cannot be replaced"
             raise ConfigError(f"bank: {problem}. Make a new bank, ReaderBank(model).")
 
-    @property
-    def model(self) -> PreTrainedModel:
-        """The shared model."""
-        return self._model[0]
+    def __delattr__(self, name: str) -> None:
+        if name == "model":
+            raise AttributeError("bank: the model of a bank cannot be deleted. Delete the bank.")
+        super().__delattr__(name)
 
     def extra_repr(self) -> str:
         """Return the class and name of the model, for `print(bank)`."""
@@ -137,25 +140,16 @@ class ReaderCollection(nn.Module):
     def stacks(self) -> dict[str, LayerStack]:
         """The model's stacks by name, found on first access.
 
-        Raises UnsupportedModelError if they cannot be found, and ConfigError if the model was edited since then.
+        Raises UnsupportedModelError if they cannot be found, and ConfigError if the model was edited or its blocks were
+        replaced since then.
         """
-        return self._found()[0]
+        self._guard.check(self.model, "bank")
+        return self._guard.stacks
 
-    @property
+    @cached_property
     def _guard(self) -> LayerGuard:
-        """The guard that detects changes of the model. The first access makes it, and raises the errors of `stacks`."""
-        return (self._stacks or self._found())[1]
-
-    def _found(self) -> tuple[dict[str, LayerStack], LayerGuard]:
-        """Return the stacks by name and the model's guard, made on the first call.
-
-        Raises the errors of `stacks`, and ConfigError if the model was edited or its blocks were replaced since.
-        """
-        if self._stacks is None:
-            by_name = stacks(self.model)
-            self._stacks = by_name, LayerGuard(self.model, by_name)
-        self._stacks[1].check(self.model, "bank")
-        return self._stacks
+        """The guard that detects changes of the model. UnsupportedModelError if the model's stacks cannot be found."""
+        return LayerGuard(self.model, stacks(self.model))
 
     # The frozen model
 
@@ -183,7 +177,9 @@ class ReaderCollection(nn.Module):
         """
         if self.train_base:
             return None
-        guard = self._found()[1] if full else self._guard
+        guard = self._guard
+        if full:
+            guard.check(self.model, "bank")
         for name in {self[reader].stack for reader in self} if names is None else names:
             weights = guard.weights[name]
             if change := weights.change():
@@ -321,10 +317,10 @@ class ReaderCollection(nn.Module):
                 other than by edits, or it is not known how the model was edited since the bank first looked at it.
         """
         hint = "Make a new bank on the edited model, and train its readers"
-        by_name, edits = stacks(self.model), None if self._stacks is None else self._guard.edits_since(self.model)
-        if self._stacks is None or edits is None:
+        by_name, edits = stacks(self.model), self._guard.edits_since(self.model) if "_guard" in vars(self) else None
+        if edits is None:
             raise ConfigError(f"bank.remap_: how the model was edited since the bank was made is not known. {hint}.")
-        before, readers = self._stacks[0], self.select(None, "bank.remap_")
+        before, readers = self._guard.stacks, self.select(None, "bank.remap_")
         for name in {reader.stack for reader in readers.values()}:
             check_blocks(before[name], by_name[name], edits)
             if change := self._guard.weights[name].change():
@@ -337,7 +333,7 @@ class ReaderCollection(nn.Module):
         }
         for name, reader in readers.items():
             reader.read_from(configs[name], by_name[reader.stack])
-        self._stacks = by_name, LayerGuard(self.model, by_name)
+        self._guard = LayerGuard(self.model, by_name)
         return {name: reader.layers for name, reader in readers.items()}
 
     def __getitem__(self, name: str) -> ReaderModule:
@@ -518,7 +514,7 @@ class ReaderCollection(nn.Module):
         by_stack: dict[str, dict[str, ReaderModule]] = {}
         for name, reader in readers.items():
             by_stack.setdefault(reader.stack, {})[name] = reader
-        by_name, _ = self._found()
+        by_name = self.stacks
         if not traced:
             self.check_base("bank", by_stack)
         return [
@@ -539,11 +535,11 @@ class ReaderCollection(nn.Module):
         `labels` is reader name -> labels; readers without labels have no loss. `readers` are the names of the readers,
         in the order of the outputs. `main` is the model's own output, or None.
         """
-        outputs: dict[str, ReaderOutput] = {}
+        logits, masks = dict[str, Tensor](), dict[str, Tensor | None]()
         for stack_pass in passes:
-            outputs |= stack_pass.finish(labels)
-        if len(passes) > 1:
-            outputs = {name: outputs[name] for name in readers}
+            logits |= stack_pass.finish(labels)
+            masks |= dict.fromkeys(stack_pass.readers, stack_pass.real)
+        outputs = {name: ReaderOutput(logits[name], require_fed(masks[name])) for name in readers}
         out = BankOutput(outputs, main=main)
         if labels:
             with torch.set_grad_enabled(passes[0].grad):

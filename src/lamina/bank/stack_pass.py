@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lamina.bank.reader import ReaderModule, ReaderOutput
+from lamina.bank.reader import ReaderModule
 from lamina.bank.segments import segments_of, separators_of
 from lamina.errors import ConfigError
-from lamina.fusion.base import LayerView, Stream, is_full, require_fed
+from lamina.fusion.base import Fusion, LayerView, Stream, is_full, require_fed
 from lamina.layers import LayerStack, Site, at_site, select
 from lamina.layers.hooks import ContextHooks, OnStart, OnState, arguments, token_mask, tower_inputs, watch_selected
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 States = dict[str, dict[int, Tensor]]  # stack -> layer -> [batch, tokens, width]
 Inputs = Mapping[str, object]  # keyword arguments of a call of the model: tensors, caches and flags
-Features = list[tuple[list[str], Sequence[Tensor] | Tensor]]  # for each stream its readers' names and features
+Features = Sequence[tuple[Sequence[str], Sequence[Tensor] | Tensor]]  # for each stream its readers' names and features
 _FEW = 32  # tokens up to which starting the operations of a head takes longer than computing them
 # Whether a bank runs the model itself. Such a pass is not part of the main job, so no listening reader reads it.
 is_internal: ContextVar[bool] = ContextVar("is_internal", default=False)
@@ -46,6 +46,7 @@ class StackPass:
 
     Attributes:
         mask: Attention mask `[batch, tokens]` of the call. None: there is no padding.
+        real: True at tokens, False at padding, `[batch, tokens]`. None until the first state has come.
         layers: Numbers of the layers that at least one reader needs, ascending.
         grad: Whether the readers' computations record gradients.
 
@@ -73,22 +74,22 @@ class StackPass:
         self.mask: Tensor | None = None
         self.grad = grad
         self._ids: Tensor | None = None  # token ids [batch, tokens], only if a reader compares two texts
-        self._real: Tensor | None = None  # True at real tokens; known from the first state on
+        self.real: Tensor | None = None
         self._is_padded = True  # False if it is known that all tokens are real
         self._segments: Tensor | None = None  # segment ids [batch, tokens]; as `_ids`, and from the first state on
         self._compares = False  # whether a reader compares two texts
-        groups: dict[object, list[str]] = {}
+        groups: dict[object, dict[str, Fusion]] = {}
         for name, reader in readers.items():
             self._compares |= reader.config.fusion.reads_pairs
             group = reader.fusion.group() if len(readers) > 1 else None  # a single reader is computed alone
             key = name if group is None else (type(reader.fusion), reader.layers, group)
-            groups.setdefault(key, []).append(name)
+            groups.setdefault(key, {})[name] = reader.fusion
         self._streams: list[tuple[list[str], Stream]] = []
         # layer -> site in the block -> the streams that read there, each with the layer's index among its own layers
         self._routes: dict[int, dict[Site, list[tuple[Stream, int]]]] = {}
         self._sites: dict[Site, LayerStack] = {}  # site inside the blocks -> the stack as it is read there
-        for names in groups.values():
-            fusions = [readers[name].fusion for name in names]
+        for members in groups.values():
+            names, fusions = list(members), list(members.values())
             with torch.set_grad_enabled(grad):
                 stream = fusions[0].stream(fusions)
             self._streams.append((names, stream))
@@ -112,7 +113,7 @@ class StackPass:
         The parameters must not change between the passes, and this pass must not record gradients; neither is checked.
         """
         fresh = copy(self)
-        fresh.mask = fresh._ids = fresh._real = fresh._segments = None
+        fresh.mask = fresh._ids = fresh.real = fresh._segments = None
         fresh._layers_seen, fresh._inside, fresh._streams = [], {}, []
         streams: dict[Stream, Stream] = {}
         with torch.no_grad():
@@ -192,38 +193,38 @@ class StackPass:
         self._layers_seen.append(layer)
         if self.layers[len(self._layers_seen) - 1 : len(self._layers_seen)] != [layer]:
             check_layer_order("bank", self.stack, self.layers[: len(self._layers_seen)], self._layers_seen)
-        if self._real is None:
-            self._real = real_tokens(self.mask, state, self.model)
-            self._is_padded = not is_full(self._real)
+        if self.real is None:
+            self.real = real_tokens(self.mask, state, self.model)
+            self._is_padded = not is_full(self.real)
             if self._ids is not None:
-                self._segments = segments_of(self._ids.to(state.device), separators_of(self.processor), self._real)
+                self._segments = segments_of(self._ids.to(state.device), separators_of(self.processor), self.real)
         segments = None if self._segments is None else self._segments.to(state.device)
         with torch.set_grad_enabled(self.grad):
             for site, routes in self._routes[layer].items():
                 seen = state if site == "output" else self._inside.pop((site, layer))
-                view = LayerView(seen, self._real, segments, self._is_padded)
+                view = LayerView(seen, self.real, segments, self._is_padded)
                 for stream, index in routes:
                     stream.step(index, view)
         return len(self._layers_seen) == len(self.layers)
 
     def features(self) -> dict[str, Tensor]:
         """Return reader name -> features `[batch, tokens, dim]` of its fusion; ConfigError if a layer is missing."""
-        return _by_name(self._stream_features())
+        return {name: part for names, parts in self._stream_features() for name, part in zip(names, parts, strict=True)}
 
     def _stream_features(self) -> Features:
         """Return for each stream its readers' names and their features; ConfigError if a layer is missing."""
         check_layer_order("bank", self.stack, self.layers, self._layers_seen)
-        real = require_fed(self._real)
+        real = require_fed(self.real)
         with torch.set_grad_enabled(self.grad):
             return [(names, stream.finish(real)) for names, stream in self._streams]
 
-    def finish(self, labels: Mapping[str, Tensor] | None = None) -> dict[str, ReaderOutput]:
-        """Run the heads, and return reader name -> output, without losses.
+    def finish(self, labels: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Run the heads, and return reader name -> logits, shaped as in `ReaderOutput`.
 
         `labels` (reader name -> labels) only choose positions: a head over a vocabulary then returns
-        `[labelled tokens, classes]`; see `ReaderOutput`. None: all positions. Raises ConfigError if a layer is missing.
+        `[labelled tokens, classes]`. None: all positions. Raises ConfigError if a layer is missing.
         """
-        by_stream, real = self._stream_features(), require_fed(self._real)
+        by_stream, real = self._stream_features(), require_fed(self.real)
         names, features = by_stream[0]
         if len(by_stream) == 1 and len(names) > 1 and isinstance(features, Tensor):
             heads = [self.readers[name].head for name in names]
@@ -233,12 +234,8 @@ class StackPass:
             if len(groups) == 1 and heads[0].group() and _is_batched(features, real, grad=self.grad):
                 with torch.set_grad_enabled(self.grad):
                     logits = heads[0].forward_many(heads, features, _mask_of(features, real))
-                return {name: ReaderOutput(part, real) for name, part in zip(names, logits, strict=True)}
-        return run_heads(self.readers, _by_name(by_stream), real, labels or {}, grad=self.grad)
-
-
-def _by_name(by_stream: Features) -> dict[str, Tensor]:
-    return {name: part for names, parts in by_stream for name, part in zip(names, parts, strict=True)}
+                return dict(zip(names, logits, strict=True))
+        return run_heads(self.readers, by_stream, real, labels or {}, grad=self.grad)
 
 
 def _is_batched(
@@ -275,21 +272,21 @@ def refuse_pairs(readers: Mapping[str, ReaderModule], key: str) -> None:
 
 def run_heads(
     readers: Mapping[str, ReaderModule],
-    features: Mapping[str, Tensor],
+    by_stream: Features,
     real: Bool[Tensor, "batch tokens"],
     labels: Mapping[str, Tensor],
     *,
     grad: bool,
     together: bool = False,
-) -> dict[str, ReaderOutput]:
-    """Run the readers' heads on their features, and return reader name -> output, without losses.
+) -> dict[str, Tensor]:
+    """Run the readers' heads on their features, and return reader name -> logits.
 
     Heads with equal `group`s are computed as one batched operation, or one by one where this is quicker; see
     `_is_batched`.
 
     Args:
         readers: Reader name -> module.
-        features: Reader name -> features `[batch, tokens, dim]`.
+        by_stream: Names of readers, and their features `[batch, tokens, dim]`; every reader is named once.
         real: True at tokens, False at padding.
         labels: Reader name -> labels. A head over a vocabulary computes only the labelled positions.
         grad: Whether to record gradients.
@@ -299,7 +296,8 @@ def run_heads(
     # A head that reads the first token only then gets no others.
     features = {
         name: part[:, :1] if part.stride(1) == 0 and readers[name].head.reads_first else part
-        for name, part in features.items()
+        for names, parts in by_stream
+        for name, part in zip(names, parts, strict=True)
     }
     groups, logits = [[*features]], dict[str, Tensor]()
     if len(features) > 1:
@@ -315,7 +313,7 @@ def run_heads(
                 is_shared = all(part is parts[0] for part in parts)  # one tensor, which is expanded and not copied
                 stacked = parts[0].expand(len(parts), *parts[0].shape) if is_shared else torch.stack(parts)
                 logits |= zip(names, heads[0].forward_many(heads, stacked, mask), strict=True)
-    return {name: ReaderOutput(logits[name], real) for name in readers}
+    return logits
 
 
 def _head_groups(

@@ -38,6 +38,7 @@ class LayerGuard:
     `by_name` are the stacks from `stacks(model)`.
 
     Attributes:
+        stacks: The stacks by name, as they were found when this guard was made.
         attributes: `vars(module)` of all modules of the model.
         compiled: Whether a module of the model is compiled.
         weights: Stack name -> guard of the stack's weights.
@@ -47,6 +48,7 @@ class LayerGuard:
     """
 
     def __init__(self, model: nn.Module, by_name: Mapping[str, LayerStack]) -> None:
+        self.stacks = dict(by_name)
         self._remember(model, by_name)
 
     def _remember(self, model: nn.Module, by_name: Mapping[str, LayerStack]) -> None:

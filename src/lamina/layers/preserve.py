@@ -139,7 +139,7 @@ def evaluating(*modules: nn.Module) -> Generator[None]:
             del _open[: len(parts[:1])]
             for part in parts:
                 part.training = _modes[part].pop()  # the last block to end pops the mode that the first block pushed
-            for part in every if not parts else ():
+            for part in filter(is_training, every if not parts else ()):
                 part.training = False
 
 

@@ -313,7 +313,7 @@ class ExportPlan:
         masks = {name: value.bool() if name.endswith("mask") else value for name, value in batch.items()}
         with attach(passes, masks):  # tensors of a trace have no values, so integers cannot be checked to be 0 and 1
             output = self._runs(**batch, **options)
-        logits = {name: out.logits for stack_pass in passes for name, out in stack_pass.finish().items()}
+        logits = {name: part for stack_pass in passes for name, part in stack_pass.finish().items()}
         main = [getattr(output, self.main)] if self.main else []
         return (*(logits[name] for name in self.names), *main)
 

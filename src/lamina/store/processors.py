@@ -173,11 +173,12 @@ def check_inputs(op: str, processor: Processor | None, readers: Mapping[str, Rea
     It is compared with what it was when each of `readers` was trained or loaded. `processor` None passes, and so does a
     reader without a record. A changed maximum length is allowed for a reader that recorded the one of its training.
     """
-    if processor is None or all(reader.inputs is None for reader in readers.values()):
-        return
-    facts = _remembered_facts(processor)
+    facts: dict[str, JSON] = {}
     for name, reader in readers.items():
-        differs = {} if reader.inputs in (None, facts) else _differences(reader.inputs or {}, facts)
+        if processor is None or reader.inputs is None:
+            continue
+        facts = facts or _remembered_facts(processor)
+        differs = {} if reader.inputs == facts else _differences(reader.inputs, facts)
         if reader.info.get("max_length") is not None:
             differs.pop("model_max_length", None)
         if differs:

@@ -244,10 +244,10 @@ def _run(
         for layer in stack_pass.layers:
             stack_pass.on_state(layer, torch.zeros(*shape, stack.width, dtype=model.dtype, device=main_device(model)))
         outputs = stack_pass.finish(labels_by_reader)
-        results += outputs.values()
+        results += (*outputs.values(), stack_pass.real)
         if grad:
             labelled = [name for name in members if name in labels_by_reader]
-            results += [members[name].loss(outputs[name].logits, labels_by_reader[name]) for name in labelled]
+            results += [members[name].loss(outputs[name], labels_by_reader[name]) for name in labelled]
     return results
 
 

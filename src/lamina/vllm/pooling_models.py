@@ -97,7 +97,7 @@ class TextReaders:
         stack_pass.begin({"input_ids": tokens, "attention_mask": mask})
         for layer in stack_pass.layers:
             stack_pass.on_state(layer, pad_sequence([states[layer] for states in texts.values()], batch_first=True))
-        outputs = {name: output.logits.float().cpu() for name, output in stack_pass.finish().items()}
+        outputs = {name: logits.float().cpu() for name, logits in stack_pass.finish().items()}
         whole = [outputs[name] for name in self._layout.names(whole=True)]
         single = [outputs[name] for name in self._layout.names(whole=False)]
         empty = torch.empty(len(ids), mask.shape[1], 0)
