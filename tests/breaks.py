@@ -96,7 +96,7 @@ BREAKS = (
     ),
     _break(
         "fusion: pooling gives weight to padding",
-        "scores.masked_fill(@a, torch.finfo(scores.dtype).min).softmax(-1)",
+        "scores.masked_fill(self.excluded, torch.finfo(scores.dtype).min).softmax(-1)",
         "scores.softmax(-1)",
         "unit/fusion/test_pooled_layers.py",
     ),

@@ -15,7 +15,7 @@ from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.base import FusionConfig
 from lamina.fusion.concat import Concat
 from lamina.heads import HEADS
-from lamina.heads.base import IGNORE, HeadConfig, ReadTask, label_names
+from lamina.heads.base import HeadConfig, ReadTask, label_names
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.layers import LayerStack, select
@@ -24,7 +24,6 @@ from lamina.layers.selectors import ranges
 from lamina.utils import JSONObject, check_range, check_type, check_types, derive_seed, rank, seed_torch
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
     from transformers import PreTrainedModel
 
 
@@ -251,27 +250,6 @@ class ReaderModule(nn.Module):
                 module.generator = torch.Generator(device)
             module.generator.manual_seed(derive_seed(self.config.seed, self.step, part, *process))
         self.step += 1
-
-    def logits(
-        self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"], labels: Tensor | None
-    ) -> Tensor:
-        """Run this reader's head on features, and return the logits, shaped as in `ReaderOutput`.
-
-        In training mode, torch's global generator is seeded for the call and restored afterwards.
-
-        Args:
-            features: Output of the fusion.
-            mask: True at tokens, False at padding.
-            labels: Labels of the batch, or None. With labels, a head over a vocabulary computes only the logits of
-                labelled positions.
-        """
-        options: dict[str, Tensor] = {}
-        if self.head.logits_to_keep and labels is not None:
-            options["logits_to_keep"] = (labels != IGNORE).to(features.device)
-        with torch.random.fork_rng(devices=[features.device] if features.is_cuda else [], enabled=self.training):
-            if self.training:
-                seed_torch(derive_seed(self.config.seed, self.step, "head"))
-            return self.head(features, mask, **options)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of the head, plus the regularization of the fusion if it has any.

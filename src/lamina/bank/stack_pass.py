@@ -18,8 +18,10 @@ from lamina.bank.reader import ReaderModule
 from lamina.bank.segments import segments_of, separators_of
 from lamina.errors import ConfigError
 from lamina.fusion.base import Fusion, LayerView, Stream, is_full, require_fed
+from lamina.heads.base import IGNORE
 from lamina.layers import LayerStack, Site, at_site, select
 from lamina.layers.hooks import ContextHooks, OnStart, OnState, arguments, token_mask, tower_inputs, watch_selected
+from lamina.utils import derive_seed, seed_torch
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -306,7 +308,7 @@ def run_heads(
         for names in groups:
             first, mask = names[0], _mask_of(features[names[0]], real)
             if len(names) == 1:
-                logits[first] = readers[first].logits(features[first], mask, labels.get(first))
+                logits[first] = _logits_of(readers[first], features[first], mask, labels.get(first))
             else:
                 heads = [readers[name].head for name in names]
                 parts = [features[name] for name in names]
@@ -314,6 +316,26 @@ def run_heads(
                 stacked = parts[0].expand(len(parts), *parts[0].shape) if is_shared else torch.stack(parts)
                 logits |= zip(names, heads[0].forward_many(heads, stacked, mask), strict=True)
     return logits
+
+
+def _logits_of(
+    reader: ReaderModule,
+    features: Float[Tensor, "batch tokens dim"],
+    mask: Bool[Tensor, "batch tokens"],
+    labels: Tensor | None,
+) -> Tensor:
+    """Run a reader's head by itself on features, and return the logits, shaped as in `ReaderOutput`.
+
+    With `labels`, a head over a vocabulary computes only the logits of labelled positions. In training mode, torch's
+    global generator is seeded for the call and restored afterwards.
+    """
+    options: dict[str, Tensor] = {}
+    if reader.head.logits_to_keep and labels is not None:
+        options["logits_to_keep"] = (labels != IGNORE).to(features.device)
+    with torch.random.fork_rng(devices=[features.device] if features.is_cuda else [], enabled=reader.training):
+        if reader.training:
+            seed_torch(derive_seed(reader.config.seed, reader.step, "head"))
+        return reader.head(features, mask, **options)
 
 
 def _head_groups(

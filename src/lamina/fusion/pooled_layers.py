@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self, final, get_args
 
@@ -71,25 +71,13 @@ class PooledTokens(NamedTuple):
         """Return the set of tokens where `mask` is True."""
         return cls(~mask.unsqueeze(1), mask.any(1)[:, None, None])
 
-
-def token_shares(
-    states: Float[Tensor, "*layers batch tokens width"],
-    queries: Float[Tensor, "*layers_and_batch queries heads width"],
-    parts: Sequence[PooledTokens],
-) -> Iterator[Float[Tensor, "*layers batch queries heads tokens"]]:
-    """Yield, for each set of tokens in `parts`, the attention weights of the queries over the tokens.
-
-    The weights are a softmax over the set's tokens of the product of query and state, not scaled. They sum to 1; if the
-    set is empty, all are 0.
-    """
-    # not divided by the square root of the size: queries would hardly change at usual learning rates
-    scores = queries.flatten(-3, -2) @ states.mT
-    for excluded, has_any in parts:
-        if excluded is None or has_any is None:
-            shares = scores.softmax(-1)
-        else:
-            shares = scores.masked_fill(excluded, torch.finfo(scores.dtype).min).softmax(-1) * has_any
-        yield shares.unflatten(-2, queries.shape[-3:-1])
+    def shares(
+        self, scores: Float[Tensor, "*layers batch scored tokens"]
+    ) -> Float[Tensor, "*layers batch scored tokens"]:
+        """Return the weights of the tokens: the softmax of `scores` over the set. If the set is empty, all are 0."""
+        if self.excluded is None or self.has_any is None:
+            return scores.softmax(-1)
+        return scores.masked_fill(self.excluded, torch.finfo(scores.dtype).min).softmax(-1) * self.has_any
 
 
 class PoolingStream(Stream):
@@ -125,17 +113,25 @@ class PoolingStream(Stream):
         return self.vectors(view, layers)[0]
 
     def vectors(self, view: LayerView, layers: slice) -> list[Float[Tensor, "*layers queries batch width"]]:
-        """Return for each set of tokens the mean state, weighted as `token_shares` says; arguments as for `pooled`.
+        """Return for each set of tokens the mean state, weighted by attention; arguments as for `pooled`.
 
-        A state is cut into as many slices as a query has heads; head h weighs slice h. The mean over an empty set is 0.
+        The weights are a softmax over the set's tokens of the product of query and state. A state is cut into as many
+        slices as a query has heads; head h weighs slice h. The mean over an empty set is 0.
         """
         queries = self._queries[layers.start] if view.state.ndim == 3 else self._queries[layers].unsqueeze(1)
-        states = view.normed.to(queries.dtype)
-        by_part = token_shares(states, queries, self._parts)
-        if queries.shape[-2] == 1:
-            return [(shares.squeeze(-2) @ states).transpose(-3, -2) for shares in by_part]
-        slices = states.unflatten(-1, (queries.shape[-2], -1)).transpose(-3, -2)
-        return [(shares.transpose(-3, -2) @ slices).movedim(-2, -4).flatten(-2) for shares in by_part]
+        states, heads = view.normed.to(queries.dtype), queries.shape[-2]
+        # not divided by the square root of the size: queries would hardly change at usual learning rates
+        scores = queries.flatten(-3, -2) @ states.mT
+        vectors: list[Tensor] = []
+        for tokens in self._parts:
+            shares = tokens.shares(scores)
+            if heads == 1:
+                vectors.append((shares @ states).transpose(-3, -2))
+            else:
+                by_head = shares.unflatten(-2, (-1, heads)).transpose(-3, -2)
+                slices = states.unflatten(-1, (heads, -1)).transpose(-3, -2)
+                vectors.append((by_head @ slices).movedim(-2, -4).flatten(-2))
+        return vectors
 
     def step(self, index: int, view: LayerView) -> None:
         """Store one layer's state. Pool the states once enough are stored; project once enough layers are pooled."""
@@ -311,7 +307,7 @@ class PooledLayersFusion(PoolingFusion, config=PooledLayers):
             return None
         rows: list[Tensor] = []
         for index, state in enumerate(states):
-            view, queries = LayerView.of_text(state), self.queries[index].unsqueeze(0)
-            (shares,) = token_shares(view.normed.to(queries.dtype), queries, [PooledTokens.from_mask(view.mask)])
-            rows.append(self.importance()[index].float() * shares[0, 0].float().mean(0))
+            view, queries = LayerView.of_text(state), self.queries[index]
+            shares = PooledTokens().shares(queries @ view.normed.to(queries.dtype).mT)
+            rows.append(self.importance()[index].float() * shares[0].float().mean(0))
         return torch.stack(rows)

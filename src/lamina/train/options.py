@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from lamina.errors import ConfigError, LaminaError, UnknownNameError, check_known
 from lamina.tasks.base import EncodeOptions, Kind
@@ -71,12 +71,19 @@ class PassOptions(BaseModel):
             UnknownNameError: If an option, or the choice for an option, does not exist.
             ConfigError: If a value has the wrong type or is out of range.
         """
-        options = _plain(options)
         try:
             return cls.model_validate(options)
         except ValidationError as error:
             check_known(op, options, cls.model_fields, "option", "help(lamina.fit)")
             raise cls._first_error(error, options, op) from None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain(cls, value: Any) -> Any:  # noqa: ANN401
+        """Return a NumPy or torch number as a Python number; in a mapping, all of them. Other values stay."""
+        if isinstance(value, Mapping):
+            return {key: cls._plain(item) for key, item in value.items()}
+        return value.item() if getattr(value, "ndim", None) == 0 else value
 
     @classmethod
     def of(cls, given: Mapping[str, object], op: str = "fit") -> Self:
@@ -90,7 +97,7 @@ class PassOptions(BaseModel):
         `given` are the keywords that were checked, and `op` is the operation, for the message.
         """
         name = str(error.errors()[0]["loc"][0])
-        value = given[name]
+        value = cls._plain(given[name])
         known = [choice for choice in get_args(cls.model_fields[name].annotation) if isinstance(choice, str)]
         if known:
             return UnknownNameError(op=op, got=str(value), known=known, what=name)
@@ -285,13 +292,6 @@ def per_reader(value: T | Mapping[str, T], names: list[str], option: str) -> dic
         if name not in value:
             raise ConfigError(f"fit: {option} has no value for reader '{name}'; it needs one for each.")
     return dict(value)
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401
-    """Return a NumPy or torch number as a Python number; in a mapping, all of them. Other values stay as they are."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def _rule(problem: ErrorDetails) -> str:
