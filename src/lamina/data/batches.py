@@ -1,4 +1,4 @@
-"""Group rows of similar length into batches, pad the rows of a batch to one length, and prepare batches in turn."""
+"""Group rows of similar length into batches."""
 
 from __future__ import annotations
 
@@ -6,33 +6,14 @@ import math
 import random
 from collections import Counter
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader
 
-from lamina.errors import ConfigError, LaminaError
-from lamina.layers.types import tokenizer_of
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from jaxtyping import Int
-    from torch import Tensor
-
-    from lamina.layers.types import Processor
-
-    class Batches(Protocol):
-        """The encoded rows of a split, which make batches; `lamina.tasks.base.Inputs` has this form."""
-
-        def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-            """Return a model's arguments for the rows with these indices; random inputs differ by `epoch` (from 0)."""
-            ...
-
-    Job = tuple[Batches, Sequence[int], int]
-    """A batch that will be prepared: the inputs that prepare it, the indices of its rows, and the epoch (from 0)."""
+    from collections.abc import Sequence
 
 _SORTED_BATCHES = 50  # in training, rows are sorted by length within chunks of this number of batches
 
@@ -47,25 +28,6 @@ class Budget(NamedTuple):
 
     max_tokens: int
     overhead: int
-
-
-def check_tokenizer(processor: object) -> Processor:
-    """Return the processor if it is, or has, a tokenizer; otherwise raise ConfigError."""
-    from transformers import PreTrainedTokenizerBase
-
-    if not isinstance(tokenizer_of(processor), PreTrainedTokenizerBase):
-        got = "no processor was given" if processor is None else f"the processor is a {type(processor).__name__}"
-        hint = "Give the one that AutoTokenizer.from_pretrained finds for the model."
-        raise ConfigError(f"task: {got}; texts need a tokenizer. {hint}")
-    return cast("Processor", processor)
-
-
-def pad(rows: Sequence[Sequence[int] | np.ndarray], value: int) -> Int[Tensor, "batch tokens"]:
-    """Return lists or arrays of unequal length as one tensor (int64), padded with `value` on the right."""
-    padded = np.full((len(rows), max(map(len, rows), default=0)), value, dtype=np.int64)
-    for place, row in zip(padded, rows, strict=True):
-        place[: len(row)] = row
-    return torch.from_numpy(padded)
 
 
 def length_batches(
@@ -154,34 +116,3 @@ def batch_count(lengths: Sequence[int], batch_size: int, *, equal: bool = False)
     check_range("batch_count", "batch_size", batch_size, 1)
     counts = Counter(map(int, lengths)).values() if equal else [len(lengths)]
     return sum(math.ceil(count / batch_size) for count in counts)
-
-
-def batches(jobs: Sequence[Job], num_workers: int = 0) -> Iterator[dict[str, Tensor]]:
-    """Yield the batches of `jobs` in order: argument of the model -> tensor, and "labels" if the inputs have labels.
-
-    A job has the inputs, the indices of the rows, and the epoch. `num_workers` processes prepare the batches; with 0,
-    or a single job, this process does. Raises LaminaError if an example cannot be read, for example a damaged image.
-    """
-    if num_workers == 0 or len(jobs) < 2:
-        for inputs, rows, epoch in jobs:
-            yield inputs.batch(rows, epoch=epoch)
-        return
-    rng = torch.Generator().manual_seed(0)  # without one, the loader would draw from torch's global random state
-    data, make = cast("Any", jobs), cast("Any", _batch_or_error)
-    workers = min(num_workers, len(jobs))
-    for batch in DataLoader(data, batch_size=None, num_workers=workers, collate_fn=make, generator=rng):
-        if isinstance(batch, LaminaError):
-            raise batch
-        yield batch
-
-
-def _batch_or_error(job: Job) -> dict[str, Tensor] | LaminaError:
-    """Return the batch of a job (inputs, rows, epoch), or the LaminaError that preparing it raised.
-
-    A worker process returns the error, because an error that it raises would lose its fields on the way.
-    """
-    inputs, rows, epoch = job
-    try:
-        return inputs.batch(rows, epoch=epoch)
-    except LaminaError as error:
-        return error

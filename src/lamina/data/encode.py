@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast, final
 import numpy as np
 import pyarrow as pa
 import tokenizers
+import torch
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor, nn
 
 from lamina.data.arrow import CHUNK, Column, Ragged, chunks, dataset_of, join_tables
-from lamina.data.batches import pad
 from lamina.errors import ConfigError
 from lamina.layers.stack import towers_of
 from lamina.layers.types import Processor, Tokenizer, encodable, padding_of, tokenizer_of
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import datasets
+    from jaxtyping import Int
     from transformers import PreTrainedModel
 
     Text = str | tuple[str, str]
@@ -71,6 +72,14 @@ def window_table(columns: WindowColumns) -> pa.Table:
     tokens = {key: kind for key, kind in TOKEN_KEYS.items() if key in present}
     kinds = {**tokens, "offsets": _INTS, **_PLACES}
     return pa.table({name: pa.array(columns.get(name, ()), kind) for name, kind in kinds.items()})
+
+
+def pad(rows: Sequence[Sequence[int] | np.ndarray], value: int) -> Int[Tensor, "batch tokens"]:
+    """Return lists or arrays of unequal length as one tensor (int64), padded with `value` on the right."""
+    padded = np.full((len(rows), max(map(len, rows), default=0)), value, dtype=np.int64)
+    for place, row in zip(padded, rows, strict=True):
+        place[: len(row)] = row
+    return torch.from_numpy(padded)
 
 
 def pairs_of(flat: Sequence[int]) -> list[tuple[int, int]]:

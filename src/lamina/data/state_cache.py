@@ -26,11 +26,11 @@ from rich.filesize import decimal
 from torch import Tensor
 
 from lamina.bank.stack_pass import real_tokens
-from lamina.data.batches import tokenizer_of
 from lamina.data.disk_cache import FORMAT, cache_folder, check_room, claim, disk_errors, entries, publish, read_entry
 from lamina.errors import CacheError
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.hooks import token_mask
+from lamina.layers.types import tokenizer_of
 from lamina.utils import least_of_all, progress_bar, world_size
 
 if TYPE_CHECKING:

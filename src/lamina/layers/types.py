@@ -9,6 +9,8 @@ from typing import Any, Literal, Protocol, TypeAlias, cast, overload
 
 from torch import Tensor
 
+from lamina.errors import ConfigError
+
 # What a model is called with: argument -> tensor `[batch, ...]`.
 Batch: TypeAlias = Mapping[str, Tensor]
 
@@ -103,6 +105,17 @@ class Tokenizer(Processor, Protocol):
 def tokenizer_of(processor: object) -> Tokenizer:
     """Return the tokenizer inside a processor. A tokenizer, None and all else without one are returned unchanged."""
     return cast("Tokenizer", getattr(processor, "tokenizer", processor))
+
+
+def check_tokenizer(processor: object) -> Processor:
+    """Return the processor if it is, or has, a tokenizer; otherwise raise ConfigError."""
+    from transformers import PreTrainedTokenizerBase
+
+    if not isinstance(tokenizer_of(processor), PreTrainedTokenizerBase):
+        got = "no processor was given" if processor is None else f"the processor is a {type(processor).__name__}"
+        hint = "Give the one that AutoTokenizer.from_pretrained finds for the model."
+        raise ConfigError(f"task: {got}; texts need a tokenizer. {hint}")
+    return cast("Processor", processor)
 
 
 def padding_of(processor: Processor) -> dict[str, int]:

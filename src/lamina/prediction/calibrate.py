@@ -16,9 +16,10 @@ import numpy as np
 import torch
 
 from lamina.bank.monitoring import scores_of_monitors
-from lamina.data.batches import length_batches, tokenizer_of
+from lamina.data.batches import length_batches
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, NotFiniteError, check_known, require_packages
+from lamina.layers.types import tokenizer_of
 from lamina.monitors import Calibration, Cascade, DriftSketch, Monitor, ReplyFacts
 from lamina.monitors.calibration import Facts, Unit
 from lamina.monitors.token_rate import alarms_per_thousand, threshold_per_thousand

@@ -15,7 +15,7 @@ import torch
 from rich.filesize import decimal
 
 from lamina.bank import ReaderBank
-from lamina.data.batches import check_tokenizer, length_batches
+from lamina.data.batches import length_batches
 from lamina.data.encode import length_limit
 from lamina.data.read import Table, read_table
 from lamina.editing.record import location_of
@@ -25,6 +25,7 @@ from lamina.layers.discovery import pick_stack
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.preserve import preserve_training
 from lamina.layers.recorded import StatesPooling
+from lamina.layers.types import check_tokenizer
 from lamina.layers.wrappers import checked_model
 from lamina.prediction.bulk import usual_column
 from lamina.store.files import check_room, claimed, read_json, write_json

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 import torch
 
 from lamina.bank.monitoring import check_monitors, scores_of_monitors
-from lamina.data.batches import tokenizer_of
 from lamina.data.encode import encode, length_limit
 from lamina.errors import ConfigError, NotFiniteError, require_packages
 from lamina.layers.causality import is_causal
+from lamina.layers.types import tokenizer_of
 from lamina.prediction.calibrate import range_mask, special_ids
 from lamina.tasks.chat_templates import REPLIES, Chat, render
 from lamina.train.base import to_device

@@ -162,7 +162,7 @@ class Prepared:
     def blank(self) -> int:
         """Number of examples that are blank texts, or pairs of blank texts."""
         split = next(iter(self.splits.values()))
-        return sum(not "".join(text).strip() for text in split.texts) if split.written else 0
+        return list(map(str.strip, map("".join, split.texts))).count("") if split.written else 0
 
     @property
     def tokens(self) -> int:

@@ -13,9 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-from lamina.data.batches import tokenizer_of
 from lamina.data.read import Table, missing_column, read_table
 from lamina.errors import ConfigError, DataError
+from lamina.layers.types import tokenizer_of
 from lamina.tasks.chat_templates import REPLIES, Chat, chat_problem, render
 from lamina.tasks.label_cells import LabelCellError, class_name, is_missing, look
 from lamina.tasks.metrics import named_class

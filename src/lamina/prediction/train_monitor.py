@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from lamina.bank import Reader, ReaderBank
-from lamina.data.batches import tokenizer_of
 from lamina.errors import ConfigError, MissingExtraError, check_known, require_packages
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.single_layer import SingleLayer
 from lamina.layers.causality import is_causal
 from lamina.layers.devices import usable_device
+from lamina.layers.types import tokenizer_of
 from lamina.monitors import EMA, Calibration, LastScore, MeanScore, Monitor, RollingMax
 from lamina.monitors.calibration import Unit, needed_negatives
 from lamina.monitors.token_rate import TokenRateTest

@@ -20,10 +20,10 @@ from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from lamina.data.batches import tokenizer_of
 from lamina.data.encode import length_limit
 from lamina.errors import ConfigError, DataError, LaminaError, LayerIndexError, StoreError, UnknownNameError
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
+from lamina.layers.types import tokenizer_of
 from lamina.monitors import Cascade
 from lamina.serve import responses
 from lamina.serve.generation.generator import TextGenerator

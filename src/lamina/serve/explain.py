@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TypeAlias, final
 import torch
 
 from lamina.bank.layer_amounts import layer_amounts
-from lamina.data.batches import tokenizer_of
 from lamina.errors import NotFiniteError
 from lamina.fusion.base import InputWeighted
 from lamina.layers.preserve import evaluating
+from lamina.layers.types import tokenizer_of
 from lamina.serve.workers import ReaderWorker
 from lamina.utils import JSONObject
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fastapi.responses import HTMLResponse
 
-from lamina.data.batches import tokenizer_of
+from lamina.layers.types import tokenizer_of
 from lamina.serve.uploads import TEXT, medium_of
 from lamina.tasks import kind_of
 from lamina.tasks.masked_lm import MaskedLMKind

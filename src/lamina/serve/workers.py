@@ -23,13 +23,13 @@ from typing import (
 
 import torch
 
-from lamina.data.batches import check_tokenizer, length_batches
+from lamina.data.batches import length_batches
 from lamina.data.encode import encode, length_limit
 from lamina.errors import ConfigError, LaminaError, NotFiniteError
 from lamina.layers.discovery import pick_stack
 from lamina.layers.preserve import evaluating
 from lamina.layers.selectors import select
-from lamina.layers.types import encodable, padding_of, tokenizer_of
+from lamina.layers.types import check_tokenizer, encodable, padding_of, tokenizer_of
 from lamina.prediction.predict import Predictor, Prepared
 from lamina.serve.uploads import Example, Upload, plain
 from lamina.tasks import kind_of

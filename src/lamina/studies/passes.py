@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from lamina.bank.stack_pass import real_tokens
-from lamina.data.batches import check_tokenizer, length_batches, tokenizer_of
+from lamina.data.batches import length_batches
 from lamina.data.encode import encode, length_limit
 from lamina.errors import ConfigError, DataError, UnsupportedModelError
 from lamina.layers import default_stack, select, watch
 from lamina.layers.hooks import StopForward, run_stacks, token_mask, tower_inputs
 from lamina.layers.preserve import evaluating, uncompiled
 from lamina.layers.roles import family_of
-from lamina.layers.types import Batch
+from lamina.layers.types import Batch, check_tokenizer, tokenizer_of
 from lamina.layers.wrappers import unwrapped
 from lamina.studies.runner import own_processor
 from lamina.tasks.kind import TextInputs

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast, final
 import torch
 from torch import Tensor
 
-from lamina.data.batches import check_tokenizer
 from lamina.data.encode import CacheableWindows, Encoded, Windows, length_limit
 from lamina.data.read import Table
 from lamina.data.windows import IGNORED
@@ -18,7 +17,7 @@ from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.heads.base import TaskLike
 from lamina.layers import stacks
 from lamina.layers.causality import is_causal
-from lamina.layers.types import padding_of, tokenizer_of
+from lamina.layers.types import check_tokenizer, padding_of, tokenizer_of
 from lamina.tasks import labels as lab
 from lamina.tasks import language_modeling as lm
 from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, HasLogits

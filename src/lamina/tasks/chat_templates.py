@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast, final
 
 from lamina.data.arrow import derived
-from lamina.data.batches import tokenizer_of
 from lamina.data.read import Table
 from lamina.errors import ConfigError, convert_errors
+from lamina.layers.types import tokenizer_of
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec
 from lamina.tasks.split import Split

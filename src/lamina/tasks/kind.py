@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, cast, final
 import numpy as np
 from torch import Tensor
 
-from lamina.data.batches import check_tokenizer
 from lamina.data.encode import CacheableWindows, Encoded
 from lamina.data.read import Table
 from lamina.errors import ConfigError
 from lamina.heads.base import TaskLike
+from lamina.layers.types import check_tokenizer
 from lamina.tasks.base import (
     ColumnSpec,
     EncodeOptions,

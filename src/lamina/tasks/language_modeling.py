@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, TypedDict, final
 import torch
 from torch import Tensor
 
-from lamina.data.batches import tokenizer_of
 from lamina.data.encode import Encoded, Windows, blocks
 from lamina.data.read import Table
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, DataError
 from lamina.heads.base import TaskLike
+from lamina.layers.types import tokenizer_of
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, EncodeOptions, Kind
 from lamina.tasks.class_results import first_invalid_row

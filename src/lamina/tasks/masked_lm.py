@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, TypedDict, cast, final
 import regex
 from torch import Tensor
 
-from lamina.data.batches import check_tokenizer, pad
-from lamina.data.encode import Windows
+from lamina.data.encode import Windows, pad
 from lamina.data.windows import IGNORED, word_places
 from lamina.errors import ConfigError
 from lamina.heads.base import TaskLike
-from lamina.layers.types import padding_of, tokenizer_of
+from lamina.layers.types import check_tokenizer, padding_of, tokenizer_of
 from lamina.tasks import language_modeling as lm
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.kind import TextInputs

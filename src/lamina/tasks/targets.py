@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from lamina.data.arrow import Ragged, chunks, dataset_of
-from lamina.data.batches import pad
-from lamina.data.encode import Encoded
+from lamina.data.encode import Encoded, pad
 from lamina.data.windows import IGNORED
 from lamina.tasks.split import Split
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast, final
 
 from torch import Tensor
 
-from lamina.data.batches import check_tokenizer, tokenizer_of
 from lamina.data.encode import Encoded, Windows, encode
 from lamina.data.read import Table, read_pair
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, DataError
 from lamina.heads.base import TaskLike
+from lamina.layers.types import check_tokenizer, tokenizer_of
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, Kind, Source
 from lamina.tasks.metrics import score_texts

@@ -8,13 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import product
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
+from torch.utils.data import DataLoader
 
 from lamina.bank import ReaderBank
-from lamina.data.batches import Budget, batches, length_batches
-from lamina.errors import ConfigError, NotFiniteError
+from lamina.data.batches import Budget, length_batches
+from lamina.errors import ConfigError, LaminaError, NotFiniteError
 from lamina.layers.devices import check_has_weights, main_device
 from lamina.layers.preserve import evaluating
 from lamina.layers.wrappers import checked_model
@@ -30,11 +31,15 @@ if TYPE_CHECKING:
 
     from lamina.bank.stack_pass import States
     from lamina.layers.types import Batch, Processor
+    from lamina.tasks.base import Inputs
     from lamina.tasks.outputs import Results
     from lamina.tasks.task import Task
     from lamina.train.options import FitOptions, PassOptions
     from lamina.train.plan import Group, Plan
     from lamina.train.results import Scores
+
+    Job = tuple[Inputs, Sequence[int], int]
+    """A batch that will be prepared: the inputs that prepare it, the indices of its rows, and the epoch (from 0)."""
 
 logger = logging.getLogger(__name__)
 TargetT = TypeVar("TargetT")
@@ -342,3 +347,34 @@ class Runner(ABC):
                 what = f"example {row}" if group.part == "predict" else f"row {row} of the {group.part} part"
                 message = f"{self.op}: {self.title(name)} gives NaN or infinity for {what}, counted from 0"
                 raise NotFiniteError(f"{message}; a score is a finite number.", name=name, row=row)
+
+
+def batches(jobs: Sequence[Job], num_workers: int = 0) -> Iterator[dict[str, Tensor]]:
+    """Yield the batches of `jobs` in order: argument of the model -> tensor, and "labels" if the inputs have labels.
+
+    A job has the inputs, the indices of the rows, and the epoch. `num_workers` processes prepare the batches; with 0,
+    or a single job, this process does. Raises LaminaError if an example cannot be read, for example a damaged image.
+    """
+    if num_workers == 0 or len(jobs) < 2:
+        for inputs, rows, epoch in jobs:
+            yield inputs.batch(rows, epoch=epoch)
+        return
+    rng = torch.Generator().manual_seed(0)  # without one, the loader would draw from torch's global random state
+    data, make = cast("Any", jobs), cast("Any", _batch_or_error)
+    workers = min(num_workers, len(jobs))
+    for batch in DataLoader(data, batch_size=None, num_workers=workers, collate_fn=make, generator=rng):
+        if isinstance(batch, LaminaError):
+            raise batch
+        yield batch
+
+
+def _batch_or_error(job: Job) -> dict[str, Tensor] | LaminaError:
+    """Return the batch of a job (inputs, rows, epoch), or the LaminaError that preparing it raised.
+
+    A worker process returns the error, because an error that it raises would lose its fields on the way.
+    """
+    inputs, rows, epoch = job
+    try:
+        return inputs.batch(rows, epoch=epoch)
+    except LaminaError as error:
+        return error

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from accelerate import Accelerator, PartialState
 
-from lamina.data.batches import batches
 from lamina.errors import ConfigError, NotFiniteError, require_packages
 from lamina.layers.nan_checks import first_non_finite
 from lamina.layers.preserve import eval_mode, evaluating, preserve_randomness
 from lamina.tasks.metrics import LOWER
+from lamina.train.base import batches
 from lamina.train.learner import BASE, Learner
 from lamina.train.plan import Group, Plan, Step, parts_of
 from lamina.utils import barrier, derive_seed, rank, seed_torch, world_size

@@ -214,7 +214,7 @@ class PooledReaders:
         features = mean.unflatten(1, (len(self.readers), -1)).sum(2)  # [layers, readers, dim]
         features = F.gelu(F.layer_norm(features, features.shape[-1:]))
         features = (features * self._weights.unsqueeze(-1)).sum(0)
-        by_reader = {name: features[number].view(1, 1, -1) for number, name in enumerate(self.readers)}
         real = torch.ones(1, 1, dtype=torch.bool, device=features.device)
-        outputs = run_heads(self.readers, by_reader, real, {}, grad=False, together=True)
-        return {name: output.logits[0].float().cpu() for name, output in outputs.items()}
+        by_stream = [(list(self.readers), features[:, None, None])]  # one text of one token
+        logits = run_heads(self.readers, by_stream, real, {}, grad=False, together=True)
+        return {name: part[0].float().cpu() for name, part in logits.items()}

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from lamina.data.batches import Budget, batch_count, length_batches, pad, tokenizer_of
-from lamina.data.encode import encode
+from lamina.data.batches import Budget, batch_count, length_batches
+from lamina.data.encode import encode, pad
 from lamina.errors import ConfigError
-from lamina.layers.types import padding_of
+from lamina.layers.types import padding_of, tokenizer_of
 
 TEXTS = ["the cat sat on the mat", "moon"]
 

@@ -12,11 +12,11 @@ import torch
 from tests.support.masked import masking_tokenizer, running
 from tests.support.training import LENGTH, length_of_text, names, tiny_tokenizer, yes_no
 
-from lamina.data.batches import batches
 from lamina.errors import DataError
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.split import Split
 from lamina.tasks.task import Task
+from lamina.train.base import batches
 from lamina.train.groups import group_tasks
 from lamina.train.plan import Group, Plan, parts_of
 

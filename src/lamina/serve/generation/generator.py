@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 
 from lamina.bank.detokenizer import Detokenizer
-from lamina.data.batches import tokenizer_of
 from lamina.errors import ConfigError, LaminaError
+from lamina.layers.types import tokenizer_of
 from lamina.monitors import Monitor
 from lamina.serve.generation.prompts import GenerationRequest, encode_prompt, generates_text, token_budget
 from lamina.serve.generation.stream import GenerationEnd, StopConditions, TokenEvent, TokenStreamer, end_token_ids

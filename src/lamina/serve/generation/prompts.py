@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 from lamina.bank.listening import can_generate
-from lamina.data.batches import tokenizer_of
 from lamina.data.encode import encodable, length_limit
 from lamina.errors import ConfigError
+from lamina.layers.types import tokenizer_of
 from lamina.serve.workers import TooLongError, count_tokens
 from lamina.tasks.chat_templates import Chat, Message, chat_problem, render
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import pandas as pd
 
-from lamina.data.batches import check_tokenizer
 from lamina.data.disk_cache import check_room
 from lamina.data.encode import length_limit
 from lamina.errors import CacheError, ConfigError, check_known, require_packages
 from lamina.layers import default_stack
+from lamina.layers.types import check_tokenizer
 from lamina.layers.wrappers import unwrapped
 from lamina.store import load
 from lamina.studies.benchmarking.benchmark_cell import METHODS, USUAL, CellSettings, SetStates, cell_rows, set_texts

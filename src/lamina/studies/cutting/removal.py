@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from lamina.bank import ReaderBank
 from lamina.bank.listening import can_generate
-from lamina.data.batches import tokenizer_of
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers.roles import family_of
+from lamina.layers.types import tokenizer_of
 from lamina.prediction.evaluate import evaluate
 from lamina.studies.passes import continuations, prompt_ids, same_share, text_inputs, unlabelled_batches
 from lamina.studies.runner import (

@@ -12,9 +12,9 @@ import torch
 
 from lamina.bank import ReaderBank
 from lamina.bank.layer_amounts import layer_amounts
-from lamina.data.batches import tokenizer_of
 from lamina.errors import ConfigError
 from lamina.fusion.base import InputWeighted
+from lamina.layers.types import tokenizer_of
 from lamina.studies.passes import Text, group_batches, text_inputs
 from lamina.studies.runner import check_given
 from lamina.studies.statistics import mean_and_interval

@@ -13,13 +13,13 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from lamina.data.batches import tokenizer_of
 from lamina.errors import ConfigError, DataError, UnsupportedModelError
 from lamina.layers import default_stack
 from lamina.layers.preserve import evaluating, preserve_model
 from lamina.layers.probe_input import probe_input
 from lamina.layers.roles import family_of
 from lamina.layers.stack import alike, swapped
+from lamina.layers.types import tokenizer_of
 from lamina.studies.passes import LayerReader, group_batches, is_text_token, text_inputs
 from lamina.studies.study import Figure, Study, study_settings
 from lamina.utils import JSON, check_range, check_types, derive_seed, pluralize, progress_bar
