@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from lamina.data.arrow import CHUNK, Column, Ragged, chunks, dataset_of, join_tables
 from lamina.errors import ConfigError
 from lamina.layers.stack import towers_of
-from lamina.layers.types import Processor, Tokenizer, encodable, padding_of, tokenizer_of
+from lamina.layers.types import encodable, padding_of, tokenizer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import datasets
     from jaxtyping import Int
     from transformers import PreTrainedModel
+
+    from lamina.layers.types import Processor, Tokenizer
 
     Text = str | tuple[str, str]
 
