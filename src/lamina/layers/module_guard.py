@@ -52,8 +52,8 @@ class ModuleGuard:
         self._remember()
 
     def _remember(self) -> None:
-        self._settings = {path: self._settings_of(path) for path in self._modules}
         self._config, self._adapters = settings_of(self._owner.config), self._adapter_settings()
+        self._settings = {path: self._settings_of(path) for path in self._modules}
         self._digests = {key: _digest(tensor) for key, tensor in self._tensors()}
         self._watch()
 
@@ -219,9 +219,10 @@ class ModuleGuard:
         return None
 
     def _settings_of(self, path: str) -> dict[str, object]:
-        """Return name -> value for attributes that decide what a module computes: None, scalars, lists and functions.
+        """Return name -> value for attributes that decide what a module computes: numbers, texts, lists and functions.
 
-        Attributes that passes of the model change, and shapes of weights, are left out.
+        None counts in modules of torch, and if the config has a setting of that name. Attributes that passes of the
+        model change, and shapes of weights, are left out.
         """
         module, ignored = self._modules[path], self._ignored[path]
         settings: dict[str, object] = {}
@@ -230,8 +231,9 @@ class ModuleGuard:
                 continue
             if isinstance(value, list):
                 value = cast("list[object]", value).copy()
-            # such as max_norm of nn.Embedding
-            unset = value is None and type(module).__module__.startswith("torch.nn.")
+            # such as max_norm of nn.Embedding, or sliding_window of attention; other values may be cached in passes
+            in_torch = type(module).__module__.startswith("torch.nn.")
+            unset = value is None and (in_torch or name in self._config)
             if unset or is_value(value) or callable(value):
                 settings[name] = value
         if (forward := _own_forward(module)) is not None:

@@ -12,7 +12,7 @@ from tests.support.portions import one_in
 from tests.support.stored import tiny_config, tiny_model
 from tests.support.tiny import FAMILIES
 from torch import nn
-from transformers import BertForMaskedLM, BertModel, LlamaConfig, LlamaModel
+from transformers import BertForMaskedLM, BertModel, LlamaConfig, LlamaModel, Qwen2Config, Qwen2Model
 
 from lamina.layers import module_guard, stacks
 from lamina.layers.base_facts import StackSettings
@@ -88,6 +88,16 @@ def test_a_pass_leaves_the_settings_of_inner_modules(name: str):
         model(input_ids=torch.ones(1, 4, dtype=torch.long))
     assert guard.is_same()
     assert facts(copy.deepcopy(model)) == before
+
+
+def test_a_setting_of_attention_that_was_none_is_guarded():
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "hidden_size": 16}
+    model = Qwen2Model(Qwen2Config(vocab_size=20, intermediate_size=16, **shape)).eval()
+    attention = model.layers[1].self_attn
+    assert attention.sliding_window is None
+    guard = ModuleGuard(model, stacks(model)["main"])
+    attention.sliding_window = 2
+    assert guard.find_change() == "sliding_window of 'layers.1.self_attn' is 2, not None"
 
 
 def test_a_change_is_named_rightly_after_passes_removed_a_module(monkeypatch: pytest.MonkeyPatch):
