@@ -383,7 +383,7 @@ def _npy_place(path: Path) -> Place:
 def _tensor_place(path: Path, tensor: str | None) -> Place:
     """Return where a tensor in a safetensors file is.
 
-    Raises DataError if the tensor is missing or has an unknown type, or the file is damaged.
+    Raises DataError if the tensor is missing or has an unknown type, `tensor` is None, or the file is damaged.
     """
     problem = f"states: {path} is not a safetensors file"
     with (

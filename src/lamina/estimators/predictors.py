@@ -87,7 +87,8 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
     def fit(self, X: object, y: object) -> Self:
         """Train a new reader, set the fitted attributes, and return the estimator.
 
-        A loaded model is left frozen and in eval mode, with its weights. An earlier `bank_` is replaced.
+        If `model` is a loaded model, its weights do not change; it stays frozen and in eval mode. An earlier `bank_` is
+        replaced.
 
         Args:
             X: Texts, or pairs of texts.
@@ -223,7 +224,8 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
     def fit(self, X: object, y: object) -> Self:
         """Train a new reader, set the fitted attributes, and return the estimator.
 
-        A loaded model is left frozen and in eval mode, with its weights. An earlier `bank_` is replaced.
+        If `model` is a loaded model, its weights do not change; it stays frozen and in eval mode. An earlier `bank_` is
+        replaced.
 
         Args:
             X: Texts, or pairs of texts.
@@ -308,7 +310,8 @@ class LaminaTagger(LaminaEstimator):
     def fit(self, X: object, y: object) -> Self:
         """Train a new reader, set the fitted attributes, and return the estimator.
 
-        A loaded model is left frozen and in eval mode, with its weights. An earlier `bank_` is replaced.
+        If `model` is a loaded model, its weights do not change; it stays frozen and in eval mode. An earlier `bank_` is
+        replaced.
 
         Args:
             X: One list of words per sentence.

@@ -66,7 +66,8 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
     def fit(self, X: object, y: object = None) -> Self:
         """Choose the layers, or train the fusion, and set the fitted attributes; return the estimator.
 
-        A loaded model is left frozen and in eval mode, with its weights. An earlier `bank_` is replaced.
+        If `model` is a loaded model, its weights do not change; it stays frozen and in eval mode. An earlier `bank_` is
+        replaced.
 
         Args:
             X: Texts, or pairs of texts.

@@ -409,8 +409,8 @@ def _task_info(served: ServedBank, task: str, limit: int) -> dict[str, JSON]:
 def _monitor_info(bank: ReaderBank, monitor: AnyMonitor) -> dict[str, JSON]:
     """Return what `/info` says about a saved monitor: readers, flagged labels, scores, threshold and rates.
 
-    The scores have a scale, and are "bounded" or not. In a cascade, labels, scale and "bounded" are the second
-    monitor's. Rates are None if it was not calibrated.
+    The scores have a scale, and are "bounded" or not. In a cascade, all but the readers is the second monitor's. Rates
+    are None if it was not calibrated.
     """
     own = monitor.second if isinstance(monitor, Cascade) else monitor
     rates = monitor.calibration

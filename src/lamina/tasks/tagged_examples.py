@@ -28,8 +28,8 @@ TagNames: TypeAlias = Sequence[Sequence[str | None]]  # for each row the tag of 
 def tag_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSpec, dict[str, Split]]:
     """Make the examples of every split from lists of words and tags; arguments, result and errors as in `Kind.build`.
 
-    Tags that mark spans in a different scheme than IOB2 are rewritten as IOB2, unless `spec.labels` names them as they
-    are.
+    Tags that mark spans in a different scheme than IOB2 are rewritten as IOB2, unless `spec.labels` are tags of IOBES
+    or BILOU.
     """
     tags = {name: _tags(table, spec) for name, table in tables.items()}
     if spec.labels is None:

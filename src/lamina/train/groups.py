@@ -67,7 +67,7 @@ def groups_of(
     options: PassOptions,
     encodings: Encodings | None = None,
 ) -> Iterator[Group]:
-    """Encode one split of every task, and yield the groups: one per set of examples, encoded when it is asked for.
+    """Yield the groups of one split of every task (see `group_tasks`), each encoded when it is asked for.
 
     Args:
         runner: Runs the model. Its processor encodes, and its model limits the length of the inputs.

@@ -245,6 +245,14 @@ class TestHub:
         with pytest.raises(ModelNotFoundError, match=r"no model 'out/prob'; .*\. Did you mean 'out/probe'\?$"):
             load("out/prob")
 
+    def test_a_folder_with_a_close_name_beside_is_told(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_hub: None
+    ):
+        (tmp_path / "my-model").mkdir()
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ModelNotFoundError, match=r"no model 'my-modle'; .*\. Did you mean 'my-model'\?$"):
+            load("my-modle")
+
     @pytest.mark.parametrize("name", ["minilmm", "MiniLM", "mini-lm"])
     def test_a_name_close_to_that_of_a_packaged_model_is_told_without_the_hub(self, name: str, no_hub: None):
         with pytest.raises(ModelNotFoundError, match=f"no model '{name}'; .*no such folder. Did you mean 'minilm'"):

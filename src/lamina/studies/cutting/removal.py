@@ -214,7 +214,10 @@ class _CellModel:
         return rows
 
     def proxies(self, inputs: Inputs, count: int) -> list[Row]:
-        """Return table rows: block influence and CKA distance of each range of blocks, on `count` rows of `inputs`."""
+        """Return table rows: block influence and CKA distance of each range of blocks, on the first rows of `inputs`.
+
+        `count` is the number of these rows. Raises the errors of `similarity`.
+        """
         batches = unlabelled_batches(inputs, count)
         read = partial(similarity, self.model, batches=batches, stack=self.stack.name)
         pairs = read(measures=["cka"], minibatch=64).table

@@ -290,7 +290,7 @@ def _figures(chosen: Sequence[str], sides: Iterable[str]) -> dict[str, Figure]:
 
 
 def _block_name(row: _LayerRow) -> str:
-    """Return the number of the block between a row's two layers, or a range ("3-5") if they are further apart."""
+    """Return the number of the block between a row's two layers, or a range: "3-5" for layers 2 and 5."""
     first, last = row.get("other_layer", 0) + 1, row["layer"]
     return f"{first}-{last}" if first < last else str(last)
 
