@@ -224,7 +224,11 @@ class Task:
         if self.kind.judges_second:
             got = f"a task of kind {self.kind} is about the second text of a pair"
             raise ConfigError(f"task {self.name}: {got}; leave its pairs as they are.")
-        splits = {name: Split.of(map(separator.join, part.texts), part.labels) for name, part in self.splits.items()}
+        splits: dict[str, Split] = {}
+        for name, part in self.splits.items():
+            joined = Split.of(map(separator.join, part.texts), part.labels).with_strata(part.strata)
+            joined.origin = part.origin
+            splits[name] = joined
         return replace(self, splits=splits)
 
     @check_types("held_out")

@@ -344,6 +344,16 @@ def test_pairs_are_joined_into_one_text():
     assert joined.masked_lm(rows=True).split("train").texts == ("one\ntwo", "three\n\nfour")
 
 
+def test_joined_pairs_know_their_rows_and_all_label_columns_of_the_source():
+    rows = [{"one": f"w{n}", "two": "and", "label": n % 2, "tone": "up" if n % 9 else "down"} for n in range(40)]
+    task = Task.from_dataset("sequence_classification", {"train": rows}, text="one", text_pair="two")
+    for name, joined in task.join_pairs(" ").splits.items():
+        count, rows = joined.origin
+        assert count == 40
+        assert [f"w{row} and" for row in rows] == list(joined.texts)
+        assert list(joined.strata or ()) == list(task.split(name).strata or ()) != []
+
+
 @pytest.mark.parametrize("task", [yes_no(train=4), names(train=4), length_of_text(train=4)], ids=lambda task: task.kind)
 def test_single_texts_have_nothing_to_join(task: Task):
     with pytest.raises(ConfigError, match="its rows are not pairs of texts; there is nothing to join"):
