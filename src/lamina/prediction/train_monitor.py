@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -284,8 +284,8 @@ def score_replies(
 
     Raises:
         UnknownNameError: If the bank does not have a monitor of this name, or lacks the monitor's reader.
-        ConfigError: If the bank has no tokenizer, the monitor is a cascade, there are no replies, an option is out of
-            range, or the tokenizer or the frozen model has changed.
+        ConfigError: If the bank has no tokenizer, the monitor is a cascade, there are no replies, one is not a pair of
+            texts, an option is out of range, or the tokenizer or the frozen model has changed.
         NotFiniteError: If a score is NaN.
     """
     if isinstance(monitor, str):
@@ -296,6 +296,11 @@ def score_replies(
         raise ConfigError(f"score_replies: {got}; a Monitor and at least one reply are needed.")
     check_known("score_replies", [monitor.reader], bank, "reader")
     op = "score_replies"
+    for row, pair in enumerate(cast("Sequence[object]", replies)):
+        texts = list(pair) if isinstance(pair, Iterable) and not isinstance(pair, str) else []
+        if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
+            got = f"replies[{row}] is {pair!r:.60}"
+            raise ConfigError(f"{op}: {got}; it must be a pair of texts, a prompt and a reply.")
     options = PassOptions.checked(op, batch_size=batch_size, max_length=max_length, progress=progress)
     # a task needs labels, which are not used here
     spans = [[(words[0][0], words[-1][1])] if (words := word_spans(reply)) else [] for _, reply in replies]

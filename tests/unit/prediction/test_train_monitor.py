@@ -172,6 +172,10 @@ def test_a_finished_reply_has_the_score_that_it_had_when_it_was_written(caplog: 
     assert scores[:2] == pytest.approx([float(written.max()), -math.inf], abs=1e-5)
     assert math.isfinite(scores[2])
     assert not caplog.messages  # such as that a span does not end with a word
+    for wrong in ("ab", ("a",), ("a", None), 5):
+        message = rf"replies\[1\] is {re.escape(repr(wrong))}; it must be a pair of texts, a prompt and a reply"
+        with pytest.raises(ConfigError, match=message):
+            score_replies(bank, watched, [("a", "b"), wrong])  # pyright: ignore[reportArgumentType]
 
 
 def test_a_wrong_output_is_refused_before_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
