@@ -118,7 +118,7 @@ def read_labels(path: str | Path, columns: ReplyColumns, positive: str | int | N
 
     Raises:
         DataError: If the file cannot be read, a row has no label, or it is not clear which column to use.
-        ConfigError: If no positive label is named, or all rows have one label.
+        ConfigError: If no positive label is named, it is a tag of words such as O or B-x, or all rows have one label.
         UnknownNameError: If no row has the positive label.
     """
     table = read_table(path)
@@ -130,6 +130,8 @@ def read_labels(path: str | Path, columns: ReplyColumns, positive: str | int | N
     positive = named_class("monitor", positive, known)
     if len(known) == 1:
         raise ConfigError(f"monitor: every reply has the label '{known[0]}'; bad and good replies are both needed.")
+    if positive == "O" or (positive[:2] in ("B-", "I-") and len(positive) > 2):
+        raise ConfigError(f"monitor: the positive label '{positive}' is a tag of words; rename it in the file.")
     return Labelled(table, labels, positive, names)
 
 

@@ -238,6 +238,10 @@ ROW = {"prompt": "anna", "reply": "the film", "label": "ok"}
         ),
         ([ROW, ROW | {"label": "bad"}], {"positive": "evil"}, UnknownNameError, "'evil'"),
         ([ROW | {"label": "bad"}] * 2, {}, ConfigError, "every reply has the label 'bad'"),
+        *(
+            ([ROW, ROW | {"label": tag}], {"positive": tag}, ConfigError, f"label '{tag}' is a tag of words; rename")
+            for tag in ("O", "B-bad", "I-bad")
+        ),
         ([ROW, ROW | {"reply": " ", "label": "bad"}], {}, DataError, "row 2, column 'reply': the reply is blank"),
         ([ROW, ROW | {"reply": 3, "label": "bad"}], {}, DataError, "the reply is int, no text"),
         (
