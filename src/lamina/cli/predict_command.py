@@ -17,6 +17,7 @@ from lamina.errors import ConfigError, DataError, convert_errors
 from lamina.utils import JSONObject, is_file, pluralize
 
 if TYPE_CHECKING:
+    from lamina.bank import ReaderModule
     from lamina.tasks.lazy_file import LazyFile
 
     Answer: TypeAlias = JSONObject | Sequence[JSONObject]  # a prediction; see `lamina.predict`
@@ -69,7 +70,6 @@ def predict(  # noqa: PLR0913
     if output is None and file is None:
         texts = texts or from_stdin()  # before the bank is opened, so that missing texts are an error at once
     from lamina import prediction
-    from lamina.prediction.bulk import learnt_columns
     from lamina.prediction.predict import Predictor
     from lamina.tasks.lazy_file import beside, name_of
     from lamina.train.options import PassOptions
@@ -100,8 +100,7 @@ def predict(  # noqa: PLR0913
     predictor = Predictor(target, settings, readers=names, backend=backend.value)
     folder = file.resolve().parent if file is not None and predictor.file is not None else None
     if file is not None:
-        learnt = learnt_columns(target, names)
-        examples = from_file(file, text=text, pair=pair, learnt=learnt, kind=predictor.file)
+        examples = from_file(file, text=text, pair=pair, readers=predictor.readers, kind=predictor.file)
     elif predictor.file is None and len(examples) == 1 and is_file(str(examples[0])):
         logger.warning("predict: '%s' was read as a text, but a file has this name. Its rows: --file", examples[0])
     progress = sys.stderr.isatty() and len(examples) > settings.batch_size
@@ -142,18 +141,19 @@ def from_file(
     *,
     text: str | None = None,
     pair: str | None = None,
-    learnt: Sequence[str] = (),
+    readers: Mapping[str, ReaderModule] | None = None,
     kind: type[LazyFile] | None = None,
 ) -> list[object]:
     """Return the examples of a file: texts, pairs of texts, images or audio clips.
 
-    `kind` is the class of images or audio clips; None: texts. `text` and `pair` name columns. Without `text`,
-    `usual_column` with `learnt` chooses one; without `pair`, there are no pairs. Raises DataError if the file cannot be
-    read or lacks a column, or a row has no text.
+    `kind` is the class of images or audio clips; None: texts. `text` and `pair` name columns. Where they are None,
+    `columns_of` chooses for `readers`, and raises its errors. Raises DataError if the file lacks a column, or a row has
+    no text.
     """
-    from lamina.prediction.bulk import read_examples, usual_column
+    from lamina.prediction.bulk import read_examples
+    from lamina.prediction.file_columns import columns_of
 
-    columns = [text or usual_column(path, learnt), *([pair] if pair else [])]
+    columns = columns_of(path, text, pair, readers or {})
     return [example for _, examples, _ in read_examples(path, columns, file=kind) for example in examples]
 
 

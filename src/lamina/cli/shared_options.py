@@ -61,7 +61,9 @@ SavedArgument = Annotated[str, Argument(metavar="BANK|MODEL", help=_SAVED)]
 ModelArgument = Annotated[str, Argument(metavar="MODEL", help='Folder or hub id of a model, or "minilm".')]
 DataOption = Annotated[Path | None, Option(help=_DATA)]
 TextOption = Annotated[str | None, Option("--text", "--inputs", help=_TEXT)]
-PairOption = Annotated[str | None, Option(help="Column of the second text, where a row is a pair. Default: no pairs.")]
+PairOption = Annotated[
+    str | None, Option(help="Column of the second text of a pair. Default: as the readers learnt, else none.")
+]
 ModelOption = Annotated[str | None, Option(help=_BASE)]
 DeviceOption = Annotated[str, Option(help=_DEVICE)]
 BackendOption = Annotated[Backend, Option(help=_BACKEND)]

@@ -28,6 +28,7 @@ from lamina.data.batches import Budget
 from lamina.data.read import read_chunks
 from lamina.data.row_errors import bad_row, existing
 from lamina.errors import ConfigError, DataError, LaminaError, NotFiniteError, StoreError
+from lamina.prediction.file_columns import columns_of
 from lamina.prediction.predict import Predictor, Prepared
 from lamina.prediction.ray_workers import in_order
 from lamina.store.files import locked
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-USUAL_COLUMNS = ("sentence", "text", "image", "audio")  # in this order, as in the files of tasks
 _OWN = ("row", "text", "text_pair")  # columns of CSV and Parquet beside those of predictions
 FORMATS = (".jsonl", ".csv", ".parquet")
 _STATE = ("size", "rows", "read", "skipped", "bad")  # fields of a `Partial` that its note records
@@ -111,7 +111,8 @@ def predict_file(  # noqa: PLR0913
             "cola.probabilities.yes", with lists as JSON.
         text: Column of the text, image or audio clip; paths start at the source's folder. None: the only column, the
             one that the readers learnt from, or the first of "sentence", "text", "image" and "audio".
-        text_pair: Column of the second text. None: the examples are not pairs.
+        text_pair: Column of the second text. None: the one that all the readers learnt from, if it is in the file; else
+            the examples are not pairs.
         readers: Names of the readers that answer. None: all readers of the bank.
         kind: Kind of task that a whole model is used for. None: what its head is for.
         processor: Tokenizer, image processor or feature extractor. None: the bank's, or that of `model.name_or_path`.
@@ -142,7 +143,8 @@ def predict_file(  # noqa: PLR0913
         DataError: If the file or a column is missing, or a row cannot be read. The rows before it are kept: the same
             call with `skip_bad` continues after them.
         ConfigError: If the output has an unknown extension, is the source or was begun with other arguments; if options
-            contradict each other; if a reader has the name of an output column; or if Ray has no such cluster.
+            contradict each other; if a classifier of pairs would read single texts; if `text` and `text_pair` are
+            one column; if a reader has the name of an output column; or if Ray has no such cluster.
         StoreError: If the output cannot be written, or another run writes it. Complete rows are kept.
         MissingExtraError: If `ray` is set and Ray is not installed.
         LaminaError: If a worker of Ray dies several times; or any other error of `predict`.
@@ -175,8 +177,7 @@ def predict_file(  # noqa: PLR0913
     if clash := [name for name in predictor.names if name in _OWN and output.suffix.lower() != ".jsonl"]:
         came = f"a reader has the name '{clash[0]}' of a column of the output"
         raise ConfigError(f"predict: {came}. Rename it (bank.rename), or write JSONL.")
-    text = text or usual_column(source, learnt_columns(bank_or_model, predictor.names))
-    columns = [text, *([text_pair] if text_pair else [])]
+    columns = columns_of(source, text, text_pair, predictor.readers)
     source = existing(source)
     same = {
         "source": str(source.resolve()),
@@ -201,36 +202,6 @@ def predict_file(  # noqa: PLR0913
     if partial.skipped:
         logger.warning("predict: left out %s of %s that cannot be read", pluralize(partial.skipped, "row"), source)
     return FileResult(output, partial.rows, partial.skipped)
-
-
-def learnt_columns(bank_or_model: ReaderBank | PreTrainedModel, readers: Collection[str] | None = None) -> list[str]:
-    """Return the text columns on which readers of single texts were trained; [] for a whole model.
-
-    `readers` are the readers' names. None: all of the bank. Raises UnknownNameError if one does not exist.
-    """
-    chosen = bank_or_model.select(readers, "predict") if isinstance(bank_or_model, ReaderBank) else {}
-    infos = [reader.info.get("columns", {}) for reader in chosen.values()]
-    return list(dict.fromkeys(str(own["text"]) for own in infos if "text" in own and "text_pair" not in own))
-
-
-def usual_column(source: Path, learnt: Sequence[str] = ()) -> str:
-    """Return the text column of a file for which the user names no column.
-
-    It is the only column; else the column in `learnt` (which readers learnt from), if the file has just one of these;
-    else the first of `USUAL_COLUMNS` that it has. Raises DataError if there is none, or the file cannot be read.
-    """
-    first = next(read_chunks(source, rows=100, on_bad_row=lambda _: None), None) or next(read_chunks(source))
-    names = list(first.columns)
-    known = [name for name in learnt if name in names]
-    usual = known if len(known) == 1 else [name for name in USUAL_COLUMNS if name in names]
-    column = names[0] if len(names) == 1 else next(iter(usual), None)
-    if column is None:
-        raise DataError(
-            f"read: {source} has no column {' or '.join(map(repr, dict.fromkeys([*learnt, *USUAL_COLUMNS])))}; its "
-            f"columns are: {', '.join(names)}. Name one of these with `text` (--text).",
-            path=str(source),
-        )
-    return column
 
 
 def read_examples(

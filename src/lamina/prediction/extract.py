@@ -27,7 +27,7 @@ from lamina.layers.preserve import preserve_training
 from lamina.layers.recorded import StatesPooling
 from lamina.layers.types import check_tokenizer
 from lamina.layers.wrappers import checked_model
-from lamina.prediction.bulk import usual_column
+from lamina.prediction.file_columns import columns_of
 from lamina.store.files import check_room, claimed, read_json, write_json
 from lamina.store.manifest import STATES, StatesArray, StatesManifest
 from lamina.tasks.base import EncodeOptions
@@ -144,7 +144,7 @@ def _read(source: Path, text: str | None, text_pair: str | None) -> tuple[list[o
     `text` and `text_pair` are columns, as in `extract`. Raises DataError if a column or a row's text is missing.
     """
     table = read_table(source, other="lines" if source.suffix.lower() == ".txt" else None)
-    columns = [text or usual_column(source), *([text_pair] if text_pair else [])]
+    columns = columns_of(source, text, text_pair, {})
     cells = [table.column(column) for column in columns]
     for column, values in zip(columns, cells, strict=True):
         for row, cell in zip(table.rows, values, strict=True):

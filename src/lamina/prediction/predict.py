@@ -227,6 +227,7 @@ class Predictor:
     Attributes:
         options: Options of each pass.
         names: Names of the readers, or the kind of a whole model's task; the keys of the answers.
+        readers: The bank's readers that answer, by name; empty for a whole model.
 
     Raises:
         UnknownNameError: If a reader, the kind or the backend does not exist.
@@ -250,7 +251,7 @@ class Predictor:
             raise UnknownNameError(op="predict", got=backend, known=BACKENDS, what="backend")
         self._backend: Backend = cast("Backend", backend)
         self.options = options
-        self._readers: dict[str, ReaderModule] = {}
+        self.readers: dict[str, ReaderModule] = {}
         self._whole: TaskOutline | None = None
         self._blank = 0  # blank texts that `results` has answered since `warn_of_blank` was called
         self._runner: Runner
@@ -259,8 +260,8 @@ class Predictor:
         if isinstance(target, ReaderBank):
             if kind is not None:
                 raise ConfigError(f"predict: kind is '{kind}' for a bank; each of its readers has its own.")
-            self._readers = target.select(readers, "predict")
-            self._runner = BankRunner(target, "predict", processor, readers=self._readers)
+            self.readers = target.select(readers, "predict")
+            self._runner = BankRunner(target, "predict", processor, readers=self.readers)
         else:
             model = checked_model(target, "predict", "a bank or a transformers model")
             if readers is not None:
@@ -277,7 +278,7 @@ class Predictor:
 
         Raises ConfigError if the frozen model of a bank has changed since the bank was made.
         """
-        readers = self._readers.values()
+        readers = self.readers.values()
         marks = [fingerprint_of_modules(module.modules()) for module in readers or self._runner.modules]
         marks += [fingerprint_of_tensors(reader.head.borrowed_tensors().items()) for reader in readers]
         if isinstance(self._runner, BankRunner):
@@ -468,7 +469,7 @@ class Predictor:
         runner, options = self._runner, self.options
         tokenizer = tokenizer_of(runner.processor)
         depends = (
-            [(name, reader.config, *map(reader.info.get, _TRAINED)) for name, reader in self._readers.items()],
+            [(name, reader.config, *map(reader.info.get, _TRAINED)) for name, reader in self.readers.items()],
             self._whole,
             (options.add_prefix_space, options.prefix),
             (options.max_target_length, options.num_beams, options.length_penalty),
@@ -486,7 +487,7 @@ class Predictor:
 
         Raises ConfigError if an option has no effect on the readers' kinds of tasks.
         """
-        tasks: dict[str, KindedTask] = {n: TaskOutline.of_head(r.config.head) for n, r in self._readers.items()}
+        tasks: dict[str, KindedTask] = {n: TaskOutline.of_head(r.config.head) for n, r in self.readers.items()}
         options = self.options
         if self._whole is not None:
             tasks = {self._whole.kind.name: self._whole}

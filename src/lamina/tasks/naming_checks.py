@@ -65,7 +65,7 @@ def check_spec(spec: ColumnSpec) -> None:
 
 
 def check_columns(spec: ColumnSpec, tables: Iterable[Table]) -> None:
-    """Raise ConfigError if a text and the label of `spec` are one column of a table; see `Table.key` for numbers.
+    """Raise ConfigError if two of text, second text and label are one column of a table; see `Table.key` for numbers.
 
     Kinds without classes, and kinds of running text, are not checked.
     """
@@ -73,6 +73,8 @@ def check_columns(spec: ColumnSpec, tables: Iterable[Table]) -> None:
         label, *texts = (table.key(column) for column in (spec.label, spec.text, spec.text_pair) if column is not None)
         if label in texts:
             raise ConfigError(f"task: text and label are both '{label}'; a model would learn to copy. Name two.")
+        if len(set(texts)) < len(texts):
+            raise ConfigError(f"task: text and text_pair are both '{texts[0]}'; the two texts are equal. Name two.")
 
 
 def classes_without_rows(names: Sequence[str], classes: Iterable[Sequence[int]]) -> list[str]:

@@ -23,6 +23,7 @@ from tests.support.training import names, reader, tiny_bank, tiny_tokenizer, yes
 from lamina import ReaderBank, predict, predict_file
 from lamina.errors import BaseMismatchError, ConfigError, DataError, StoreError
 from lamina.prediction import bulk
+from lamina.prediction.file_columns import usual_column
 
 TEXTS = [f"anna was in paris {'and oslo ' * (row % 5)}" for row in range(23)]
 
@@ -75,6 +76,27 @@ def test_a_file_is_read_by_the_column_that_the_readers_learnt_from(tmp_path: Pat
     source.write_text('{"mood": "good"}\n{"mood": "bad", "ticket": "bad"}\n')
     with pytest.raises(DataError, match=r"row 1 has no value in column 'ticket' \(it has mood\)"):
         run(made, source, tmp_path / "d.jsonl", readers=["mood"])
+
+
+def test_readers_of_pairs_read_the_second_text_that_they_learnt_from(tmp_path: Path):
+    made, source, output = bank(), tmp_path / "in.csv", tmp_path / "out.jsonl"
+    source.write_text("id,text,other\n1,anna was in paris,she was in oslo\n")
+    made["mood"].info |= {"pair": True, "columns": {"text": "text", "text_pair": "other", "label": "mood"}}
+    run(made, source, output, readers="mood")
+    assert rows(output)[0]["text"] == ["anna was in paris", "she was in oslo"]
+    run(made, source, output, readers="mood", text="id")
+    assert rows(output)[0]["text"] == ["1", "she was in oslo"]
+    refused = r"'mood' was trained on pairs of texts, and in.csv has the columns id, text, other\. Name two with"
+    for options in ({"text": "other", "readers": "mood"}, {}):  # 'who' learnt from no pair
+        with pytest.raises(ConfigError, match=refused):
+            run(made, source, output, **options)
+    run(made, source, output, text_pair="other")
+    assert rows(output)[0]["text"] == ["anna was in paris", "she was in oslo"]
+    with pytest.raises(ConfigError, match="text and text_pair are both 'text'"):
+        run(made, source, output, text_pair="text")
+    made["who"].info |= {"pair": True, "columns": {"text": "id", "text_pair": "note"}}  # its labels are of one text
+    run(made, source, output, readers="who")
+    assert rows(output)[0]["text"] == "anna was in paris"
 
 
 def test_formats(tmp_path: Path):
@@ -341,7 +363,7 @@ def test_what_cannot_be_read_or_written(source: str, output: str, options: Any, 
 def test_a_missing_column_is_named_as_the_readers_learnt_it(tmp_path: Path):
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match="has no column 'comment' or 'text' or 'sentence' or"):
-        bulk.usual_column(tmp_path / "other.csv", ["comment", "text"])
+        usual_column(tmp_path / "other.csv", ["comment", "text"])
 
 
 def test_the_source_is_not_written_over(tmp_path: Path):

@@ -15,7 +15,9 @@ import torch
 from tests.support.files import jsonl, put, tsv
 from tests.support.pictures import encoded, picture
 from tests.support.pictures import put as put_bytes
+from tests.support.training import reader, tiny_bank, train
 
+from lamina import evaluate
 from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.tasks import KINDS, kind_of
 from lamina.tasks.task import Task
@@ -32,6 +34,20 @@ def test_one_column_is_no_text_and_label(how: dict[str, str]):
     others = [{"sentence": "new one", "label": "a"}]
     with pytest.raises(ConfigError, match=r"text and label are both '.*'; a model would learn to copy"):
         Task.from_dataset("sequence_classification", {"train": ROWS, "validation": others}, **how)
+
+
+def test_a_text_is_not_paired_with_itself(tmp_path: Path):
+    rows = [{"a": f"text {label}", "b": "other", "label": label} for label in "xy"] * 4
+    for kind in (SEQUENCE, TOKEN):
+        with pytest.raises(ConfigError, match="text and text_pair are both 'b'; the two texts are equal"):
+            Task.from_dataset(kind, {"train": rows}, text="b", text_pair="b")
+    task = Task.from_dataset(SEQUENCE, {"train": rows}, text="a", text_pair="b")
+    bank = tiny_bank({"pairs": reader(task)})
+    train(bank, {"pairs": task}, epochs=1)
+    (tmp_path / "x.csv").write_text("a,b,label\none,two,x\n")
+    with pytest.raises(ConfigError, match="text and text_pair are both 'b'"):  # the second text is as in training
+        evaluate(bank, tmp_path / "x.csv", text="b")
+    assert evaluate(bank, tmp_path / "x.csv", text="b", text_pair="a")["pairs"]
 
 
 def test_files_may_have_labels_in_the_default_column_of_texts():

@@ -1,0 +1,81 @@
+"""Choose the columns of a file that readers answer about: the text's and, for pairs, the second text's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lamina.data.read import read_chunks
+from lamina.errors import ConfigError, DataError
+from lamina.tasks import kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from lamina.bank import ReaderModule
+
+USUAL_COLUMNS = ("sentence", "text", "image", "audio")  # in this order, as in the files of tasks
+
+
+def columns_of(source: Path, text: str | None, text_pair: str | None, readers: Mapping[str, ReaderModule]) -> list[str]:
+    """Return the column of the texts in a file and, if rows are pairs, the column of the second texts.
+
+    Args:
+        source: The file.
+        text: Column of the text, image or audio clip. None: `usual_column` chooses it.
+        text_pair: Column of the second text. None: the one that all readers learnt from, if the file has it.
+        readers: The readers that answer, by name. Empty for a whole model.
+
+    Raises:
+        ConfigError: If both columns are the same; or if rows are single texts, and a reader gives one answer about a
+            pair of texts.
+        DataError: If no column is named and none is usual, or the file cannot be read.
+    """
+    learnt = {name: reader.info.get("columns", {}) for name, reader in readers.items()}
+    kinds = {name: kind_of(str(reader.config.head.kind)) for name, reader in readers.items()}
+    # The second text of a language model is the reply, which it writes itself.
+    paired = [name for name, reader in readers.items() if reader.info.get("pair") and kinds[name].has_classes]
+    if text_pair is None and paired:
+        pairs = {(own.get("text"), own.get("text_pair")) for own in learnt.values()}
+        first, second = pairs.pop() if len(pairs) == 1 else (None, None)
+        names = _names(source)
+        if second in names and second != text:
+            text, text_pair = text or (first if first in names else None), second
+        needy = [name for name in paired if text_pair is None and not kinds[name].judges_second]
+        if needy:
+            got = f"'{needy[0]}' was trained on pairs of texts, and {source.name} has the columns {', '.join(names)}"
+            raise ConfigError(
+                f"predict: {got}. Name two with text and text_pair (--text, --pair), or leave '{needy[0]}' out with "
+                "readers (--readers)."
+            )
+    if text is None:
+        texts = [own["text"] for name, own in learnt.items() if "text" in own and (text_pair or name not in paired)]
+        text = usual_column(source, list(dict.fromkeys(map(str, texts))))
+    if text == text_pair:
+        raise ConfigError(f"read: text and text_pair are both '{text}'; the two texts are equal. Name two.")
+    return [text] if text_pair is None else [text, text_pair]
+
+
+def usual_column(source: Path, learnt: Sequence[str] = ()) -> str:
+    """Return the text column of a file for which the user names no column.
+
+    It is the only column; else the column in `learnt` (which readers learnt from), if the file has just one of these;
+    else the first of `USUAL_COLUMNS` that it has. Raises DataError if there is none, or the file cannot be read.
+    """
+    names = _names(source)
+    known = [name for name in learnt if name in names]
+    usual = known if len(known) == 1 else [name for name in USUAL_COLUMNS if name in names]
+    column = names[0] if len(names) == 1 else next(iter(usual), None)
+    if column is None:
+        raise DataError(
+            f"read: {source} has no column {' or '.join(map(repr, dict.fromkeys([*learnt, *USUAL_COLUMNS])))}; its "
+            f"columns are: {', '.join(names)}. Name one of these with `text` (--text).",
+            path=str(source),
+        )
+    return column
+
+
+def _names(source: Path) -> list[str]:
+    """Return the names of a file's columns; DataError if the file cannot be read."""
+    first = next(read_chunks(source, rows=100, on_bad_row=lambda _: None), None) or next(read_chunks(source))
+    return list(first.columns)
