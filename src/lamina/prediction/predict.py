@@ -159,12 +159,6 @@ class Prepared:
         return max(counts, default=0)
 
     @property
-    def blank(self) -> int:
-        """Number of examples that are blank texts, or pairs of blank texts."""
-        split = next(iter(self.splits.values()))
-        return list(map(str.strip, map("".join, split.texts))).count("") if split.written else 0
-
-    @property
     def tokens(self) -> int:
         """Number of tokens of all examples, without padding."""
         return sum(int(sum(group.inputs.lengths)) for group in self.groups)
@@ -434,7 +428,9 @@ class Predictor:
         collected: dict[str, Results] = {}
         for _ in self._passes(prepared, collected, budget):
             pass
-        self._blank += prepared.blank
+        split = next(iter(prepared.splits.values()))
+        if split.written:  # a blank pair is a pair of blank texts
+            self._blank += list(map(str.strip, map("".join, split.texts))).count("")
         return collected
 
     def _passes(self, prepared: Prepared, collected: dict[str, Results], budget: Budget | None) -> Iterator[None]:
