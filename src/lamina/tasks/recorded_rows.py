@@ -24,7 +24,7 @@ from lamina.tasks.kind import TextClassKind
 from lamina.tasks.labels import check_names
 from lamina.tasks.rows_in_memory import rows_of
 from lamina.tasks.split import Split
-from lamina.utils import is_file
+from lamina.utils import check_type, is_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -177,6 +177,8 @@ def recorded_tables(kind: Kind, sources: Sequence[StatesSource | None], options:
     """
     check_known("task", options, _OPTIONS, "option")
     get = options.get
+    for name in ("limit", "limit_validation", "seed"):
+        check_type("task", name, get(name), "int | None")
     how = {name: options[name] for name in ("problem_type", "missing_labels", "stratify") if name in options}
     how["positive"] = positive_name(get("positive"))
     labels = check_names(get("labels"))

@@ -537,6 +537,12 @@ def test_minus_one_may_be_a_class():
     assert (task.labels, len(task.split("test"))) == (("-1", "1"), 10)
 
 
+@pytest.mark.parametrize("option", ["seed", "limit", "limit_validation"])
+def test_numbers_among_the_options_of_recorded_states_are_whole(option: str):
+    with pytest.raises(ConfigError, match=f"task: {option} is 'x'; it must be a whole number"):
+        Task.from_states("sequence_classification", train="states", **{option: "x"})
+
+
 @pytest.mark.parametrize("labels", [5, None])
 def test_options_of_recorded_states_have_the_right_types(labels: Any):
     with pytest.raises(ConfigError, match=f"task: {'labels' if labels else 'the states of train'} are"):
