@@ -257,7 +257,7 @@ def _omitted(missing: Frame, noun: str, reason: str) -> list[str]:
     return [f"{pluralize(count, noun)} {reason.format(are=are)} {are} left out"] if count else []
 
 
-def with_interval(rows: Frame, keys: Sequence[str], value: str) -> Frame:
+def with_interval(rows: Frame, keys: Sequence[str], value: str) -> tuple[Frame, Frame]:
     """Return the mean of a column over seeds, with its 95 % t interval, for each combination of the keys.
 
     Args:
@@ -266,13 +266,15 @@ def with_interval(rows: Frame, keys: Sequence[str], value: str) -> Frame:
         value: The column to average. Several rows with one seed are averaged before the mean over seeds is computed.
 
     Returns:
-        A table with the keys, "value", "low", "high" (both NaN for a single seed) and "seeds".
+        Two tables with the same rows, because a key may have any name: one with the keys, and one with "value", "low",
+        "high" (both NaN for a single seed) and "seeds".
     """
     by = list(dict.fromkeys(keys))
     grouped = _per_seed(rows, by, value).groupby(by, dropna=False, sort=False, observed=True)[value]
-    means = grouped.agg(value="mean", spread="std", seeds="size").reset_index()
+    means = grouped.agg(value="mean", spread="std", seeds="size")
+    places, means = means.index.to_frame(index=False), means.reset_index(drop=True)
     half = half_interval(means["seeds"], means["spread"])
-    return means.assign(low=means["value"] - half, high=means["value"] + half).drop(columns="spread")
+    return places, means.assign(low=means["value"] - half, high=means["value"] + half).drop(columns="spread")
 
 
 def _per_seed(rows: Frame, keys: Sequence[str], value: str) -> Frame:
@@ -290,20 +292,20 @@ def _averaged(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[lis
     `rows`.
     """
     keys, value = list(dict.fromkeys(columns.values())), figure.value
-    means = with_interval(rows, keys, value)
+    places, means = with_interval(rows, keys, value)
     most = int(means["seeds"].max()) if len(means) else 0
     metrics = _metrics(rows) if value == "score" else set()
     ends = [drawn_ends(mean, high - mean, metrics) for mean, high in zip(means["value"], means["high"], strict=True)]
     drawn = means["seeds"] >= INTERVAL_SEEDS
     means = means.assign(low=[low for low, _ in ends], high=[high for _, high in ends])
     means[["low", "high"]] = means[["low", "high"]].where(drawn)
-    points = means[["value", "low", "high", "seeds"]].assign(**{part: means[name] for part, name in columns.items()})
+    points = means[["value", "low", "high", "seeds"]].assign(**{part: places[name] for part, name in columns.items()})
     if points["x"].dtype.kind in "iuf":
         points = points.sort_values("x", kind="stable")
     marks = _records(points)
     has_dots = figure.kind != "heat" and 1 < most < INTERVAL_SEEDS
     if has_dots:
-        several = means.loc[means["seeds"] > 1, keys]
+        several = places.loc[means["seeds"] > 1]
         seeds = _per_seed(rows.merge(several, on=keys), keys, value)
         dots = seeds[[value]].rename(columns={value: "value"})
         marks += [{**row, "mark": DOT} for row in _records(dots.assign(**{p: seeds[c] for p, c in columns.items()}))]
@@ -443,9 +445,12 @@ def tables_of(frame: Frame, title: str, axes: Collection[str] = ()) -> list[Data
     keys = [name for name in names if name in axes or frame[name].dtype.kind != "f"]
     if not keys:
         return [whole]
-    means = with_interval(frame, keys, "score").rename(columns={"value": "mean"})
+    places, means = with_interval(frame, keys, "score")
+    means = means.rename(columns={"value": "mean"})[["mean", "low", "high", "seeds"]]
+    # the suffix tells a mean from a key of the same name
+    means = places.merge(means, left_index=True, right_index=True, suffixes=("", " over seeds"))
     note = "low and high are the ends of the 95 % confidence interval over seeds. With one seed they are empty."
-    return [_data_table(means[[*keys, "mean", "low", "high", "seeds"]], f"{title}: means over seeds", note), whole]
+    return [_data_table(means, f"{title}: means over seeds", note), whole]
 
 
 def _data_table(frame: Frame, title: str, note: str = "") -> DataTable:

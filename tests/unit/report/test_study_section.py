@@ -10,7 +10,7 @@ from scipy import stats
 from tests.support.studied import probe
 
 from lamina.errors import ConfigError, DataError, UnknownNameError
-from lamina.report.study_section import drawing_of, plain, study_section, with_interval
+from lamina.report.study_section import drawing_of, plain, study_section, tables_of, with_interval
 from lamina.studies.study import Figure, Study
 
 
@@ -50,8 +50,19 @@ def test_what_is_averaged_over_beside_seeds_is_named():
 
 def test_rows_of_one_seed_count_once():
     frame = pd.DataFrame({"x": [1] * 4, "seed": [0, 0, 0, 1], "score": [1.0, 1.0, 1.0, 3.0]})
-    (row,) = with_interval(frame, ["x"], "score").to_dict("records")
+    (row,) = with_interval(frame, ["x"], "score")[1].to_dict("records")
     assert (row["value"], row["seeds"]) == (2.0, 2)
+
+
+@pytest.mark.parametrize("name", ["value", "low", "high", "seeds", "spread"])
+def test_an_axis_may_have_the_name_of_a_number_that_the_chart_computes(name: str):
+    columns = {name: [1, 1, 1, 2, 2, 2], "seed": [0, 1, 2] * 2, "score": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]}
+    study = of(Figure("line", x=name), **columns)
+    rows = drawing_of(study, "it").rows
+    assert [(row["x"], row["value"], row["seeds"]) for row in rows] == [(1, 1.0, 3), (2, 4.0, 3)]
+    means, _ = tables_of(study.table, "Made up")
+    assert [row[:2] for row in means.rows] == [[1, 1.0], [2, 4.0]]
+    assert len(set(means.columns)) == 5
 
 
 def test_what_has_no_layer_is_a_line_across():
@@ -151,7 +162,7 @@ def test_no_band_goes_where_a_score_cannot_be_and_the_table_keeps_its_number():
         study = of(Figure("line", x="layer"), **seeds, **more)
         (row,) = drawing_of(study, "it").rows
         assert (row["low"], row["high"]) == (0.0, 1.0)
-        assert with_interval(study.table, ["layer"], "score")["high"].tolist()[0] > 1.4
+        assert with_interval(study.table, ["layer"], "score")[1]["high"].tolist()[0] > 1.4
     study = of(Figure("line", x="layer"), **seeds, measure=["ahead"] * 3, metric=["accuracy"] * 3)
     assert drawing_of(study, "it").rows[0]["high"] > 1.4
 
