@@ -266,8 +266,8 @@ def with_interval(rows: Frame, keys: Sequence[str], value: str) -> tuple[Frame, 
         value: The column to average. Several rows with one seed are averaged before the mean over seeds is computed.
 
     Returns:
-        Two tables with the same rows, because a key may have any name: one with the keys, and one with "value", "low",
-        "high" (both NaN for a single seed) and "seeds".
+        A table with the keys, which may have any name, and a table with "value", "low", "high" (both NaN for a single
+        seed) and "seeds".
     """
     by = list(dict.fromkeys(keys))
     grouped = _per_seed(rows, by, value).groupby(by, dropna=False, sort=False, observed=True)[value]
@@ -447,7 +447,6 @@ def tables_of(frame: Frame, title: str, axes: Collection[str] = ()) -> list[Data
         return [whole]
     places, means = with_interval(frame, keys, "score")
     means = means.rename(columns={"value": "mean"})[["mean", "low", "high", "seeds"]]
-    # the suffix tells a mean from a key of the same name
     means = places.merge(means, left_index=True, right_index=True, suffixes=("", " over seeds"))
     note = "low and high are the ends of the 95 % confidence interval over seeds. With one seed they are empty."
     return [_data_table(means, f"{title}: means over seeds", note), whole]

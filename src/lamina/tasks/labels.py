@@ -589,10 +589,7 @@ def bad_cell(table: Table, row: int, column: str | int, problem: str) -> DataErr
 
 
 def unknown_label(table: Table, row: int, column: str | int, cell: object, labels: Sequence[str]) -> DataError:
-    """Return the DataError for a cell with a label that is not one of `labels`; it suggests a similar one, if any.
-
-    None is suggested for a number, or if the similar labels differ in case only.
-    """
+    """Return the DataError for a cell with a label that is not one of `labels`; it suggests a similar one, if any."""
     lowered = [] if cell_forms.is_number(cell) else [name.lower() for name in labels]
     close = get_close_matches(str(cell).strip().lower(), lowered, n=1, cutoff=0.75)
     hint = f" Did you mean '{labels[lowered.index(close[0])]}'?" if close and lowered.count(close[0]) == 1 else ""
