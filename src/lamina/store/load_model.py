@@ -71,8 +71,9 @@ def load(
 
     Args:
         name: A local folder, a hub id, or "minilm" (all-MiniLM-L6-v2, from its Python package if that is installed).
-        head: None for the backbone alone; a kind of task, such as "sequence_classification"; or an auto class or model
-            class of transformers, or its name.
+        head: None for the backbone alone, even if the model was saved with a head; a kind of task, such as
+            "sequence_classification"; or an auto class or model class of transformers, or its name. The name of the
+            saved class is `lamina.store.saved_class(name)`.
         labels: Names of the head's classes. If the saved head has as many classes, its weights are used; otherwise the
             head starts at random, with a warning. If the head has no classes, as with `head=None`, there is a warning
             too. None: the classes that the config names.

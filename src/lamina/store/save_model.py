@@ -8,7 +8,7 @@ import shutil
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lamina.editing.editable import has_packed
 from lamina.editing.record import edits, set_location
@@ -158,11 +158,12 @@ def save(
         model: A transformers model, edited or not. If it is compiled or parallel, the plain model inside is saved.
         folder: Folder to write; created if it does not exist. Files of an earlier `save` are replaced, others stay.
         processor: Tokenizer or image processor to save with the model. None: files of an earlier one stay.
-        force: Whether to replace a model that other software wrote.
+        force: Whether to replace a model that other software wrote, or the folder's model with a head by its backbone.
         files: More files to write in the same step: name -> function that is called with the path to write.
 
     Raises:
-        StoreError: If the folder cannot be written, or holds a model of other software and `force` is False.
+        StoreError: If the folder cannot be written; or, unless `force`, if it holds a model of other software, or a
+            model with a head and `model` was loaded from there without it (`lamina.load` without `head`).
         NotFiniteError: If a weight holds NaN or infinity.
         ConfigError: If `model` is not a transformers model, has no weights (meta device) or has adapters (PEFT), or
             would not load again because its blocks or other parts were changed by hand.
@@ -175,6 +176,10 @@ def save(
     check_has_weights("save", model)
     check_finite("the model", model.named_parameters())
     check_reloads(model, "save")
+    if not force and (saved := _with_lost_head(folder, model)) is not None:
+        got = f"{folder} holds a {saved}, and this {type(model).__name__} was loaded from there without its head"
+        hint = f"Load it with head='{saved}', or give another folder; force=True gives the head up"
+        raise StoreError(f"save: {got}, which would be lost. {hint}.")
     files = files or {}
     with staged(folder, names := [*saved_names(folder), *files], names, force=force) as stage:
         _as_stored(model).save_pretrained(stage)  # pyright: ignore[reportUnknownMemberType]
@@ -192,6 +197,23 @@ def save(
         }
         write_json(stage / RECORD, record)
     set_location(model, str(folder))
+
+
+def _with_lost_head(folder: Path, model: PreTrainedModel) -> str | None:
+    """Return the class of the model that `save` wrote to a folder if `model` is its backbone, loaded from there.
+
+    None if saving `model` there loses no head.
+    """
+    from transformers import AutoModel
+
+    auto: Any = AutoModel
+    is_backbone = isinstance(model, auto._model_mapping.get(type(model.config), ()))
+    if not is_backbone or not model.name_or_path or Path(model.name_or_path).resolve() != folder.resolve():
+        return None
+    with suppress(LaminaError):
+        saved = EditsRecord.read(folder / RECORD).architecture
+        return None if saved == type(model).__name__ else saved
+    return None
 
 
 def _as_stored(model: PreTrainedModel) -> PreTrainedModel:

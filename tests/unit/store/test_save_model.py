@@ -249,6 +249,23 @@ def test_a_model_that_something_else_saved_is_not_overwritten(tmp_path: Path):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize("name", ["gpt2-SequenceClassification", "bert-SequenceClassification", "t5-Seq2SeqLM"])
+def test_a_backbone_does_not_replace_the_model_with_a_head_that_it_came_from(name, tmp_path: Path):
+    folder = tmp_path / "model"
+    save(FAMILIES[name].known(), folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    backbone, _ = load(folder)
+    architecture = type(FAMILIES[name].known()).__name__
+    loaded = rf"this {type(backbone).__name__} was loaded from there without its head"
+    with pytest.raises(StoreError, match=rf"holds a {architecture}, and {loaded}.* Load it with head='{architecture}'"):
+        save(backbone, tmp_path / "." / "model")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    save(load(folder, architecture)[0], folder)
+    save(backbone, tmp_path / "backbone")
+    save(load(folder)[0], folder, force=True)
+    save(load(folder)[0], folder)  # the head is gone, so nothing more can be lost
+
+
 def test_a_save_that_fails_changes_nothing(tmp_path: Path, monkeypatch):
     model = tiny_model()
     save(model, tmp_path)
