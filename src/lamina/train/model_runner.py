@@ -13,6 +13,7 @@ from lamina.bank import is_read_by_bank
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, LaminaError, first_line
 from lamina.layers.preserve import eval_mode
+from lamina.layers.types import tokenizer_of
 from lamina.store.models import load_processor
 from lamina.store.save_model import check_reloads
 from lamina.tasks import KINDS, kind_of
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from lamina.bank.stack_pass import States
     from lamina.layers.types import Batch, Processor
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _PROCESSOR = "_lamina_processor"  # attribute of a model object: its processor, if a task changed the image size
 LEARNT = "lamina_learnt"  # entry of a model's config: what `Kind.learnt` returned when the model was fine-tuned
+_NO_PADDING = "no padding token is defined"  # in the error of transformers' classifiers that read a text's last token
 _IMAGE_SIZE = "Leave image_size out, or set the processor to the model's size."
 
 
@@ -79,6 +81,8 @@ class ModelRunner(Runner):
         self.processor = processor
         if op == "predict" and (reason := self.kind.model_problem(model)):
             raise self._no_head(reason)
+        if op == "predict":
+            self._fit_padding()
         names = {field.name for field in fields(GenerationOptions)}
         self.generation = GenerationOptions(**options.model_dump(include=names))
 
@@ -135,18 +139,34 @@ class ModelRunner(Runner):
         if self.kind.fit_processor(self.processor, self.task):
             vars(self.model)[_PROCESSOR] = self.processor
 
+    def _fit_padding(self) -> None:
+        """Write the tokenizer's padding token into the model's config if that names none.
+
+        A classifier such as Llama's reads the last token of a text, and finds it by this entry. Other kinds of task do
+        not use it.
+        """
+        token = getattr(tokenizer_of(self.processor), "pad_token_id", None)
+        if token is not None and self.kind.has_classes and not self.kind.per_token:
+            config = self.model.config.get_text_config()
+            if getattr(config, "pad_token_id", None) is None:
+                config.pad_token_id = token
+
     def fit_head(self, group: Group, *, keep: bool = True) -> None:
         """Check that the model's head fits the task, by running it on the two shortest rows of `group`.
 
+        The tokenizer's padding token stays in the model's config if that names none. After an error, the config is as
+        before.
+
         Args:
             group: Encoded examples with labels.
-            keep: Whether the task's class names and problem type stay in the model's config. If False, or after an
-                error, the config is restored.
+            keep: Whether the task's class names and problem type stay in the model's config too.
 
         Raises:
             ConfigError: If the head does not fit.
         """
-        config = self.model.config
+        config, text_config = self.model.config, self.model.config.get_text_config()  # often one object
+        original, original_text = dict(vars(config)), dict(vars(text_config))
+        self._fit_padding()
         before = dict(vars(config))
         try:
             if reason := self.kind.model_problem(self.model):
@@ -160,12 +180,12 @@ class ModelRunner(Runner):
                 raise self._no_head("it takes no labels") from error  # only its config has classes
             self._try(group)
         except LaminaError:
-            keep = False
+            keep, before = False, original
+            _reset(text_config, original_text)
             raise
         finally:
             if not keep:
-                vars(config).clear()
-                vars(config).update(before)
+                _reset(config, before)
 
     def _try(self, group: Group) -> None:
         """Run the model with labels on the two shortest rows of `group`; ConfigError if that fails or gives no loss."""
@@ -181,7 +201,7 @@ class ModelRunner(Runner):
             if problem := size_problem(self.model, batch):
                 raise ConfigError(f"{self.op}: {problem} ({reason}). {_IMAGE_SIZE}") from error
             if (values := batch.get("pixel_values")) is None:
-                raise self._no_head(reason) from error
+                raise self._no_padding() if _NO_PADDING in reason else self._no_head(reason) from error
             size = " x ".join(map(str, values.shape[-2:]))
             got = f"{type(self.model).__name__} fails on images of {size} ({reason})"
             rule = "it needs a head for classes, and images of its size"
@@ -191,6 +211,12 @@ class ModelRunner(Runner):
             raise self._no_head("it gives no loss")
         if reason := self.kind.output_problem(out, self.task):
             raise self._no_head(reason)
+
+    def _no_padding(self) -> ConfigError:
+        """Return the UnfitHeadError for a model that needs a padding token and a tokenizer without one."""
+        got = f"{type(self.model).__name__} finds the end of texts by padding, and the tokenizer has no padding token"
+        hint = "Set tokenizer.pad_token = tokenizer.eos_token, and pass processor=tokenizer"
+        return UnfitHeadError(f"{self.op}: {got}. {hint}.")
 
     def _no_head(self, reason: str) -> ConfigError:
         """Return the UnfitHeadError for a model without a head for the task; the message quotes `reason`."""
@@ -246,13 +272,15 @@ class ModelRunner(Runner):
         values of `labels` do not count. `states` is ignored.
 
         Raises:
-            ConfigError: If the model cannot read images of this size.
+            ConfigError: If the model cannot read images of this size, or needs a padding token and there is none.
         """
         del states
         batch, run = self.arguments(batch), self.kind.predict_outputs if labels is None else self.kind.outputs
         try:
             return {name: run(self.model, batch, self.processor, self.generation) for name in names}
         except (ValueError, RuntimeError) as error:
+            if _NO_PADDING in str(error):
+                raise self._no_padding() from error
             if reason := size_problem(self.model, batch):
                 raise ConfigError(f"{self.op}: {reason} ({first_line(error)}). {_IMAGE_SIZE}") from error
             raise
@@ -260,6 +288,12 @@ class ModelRunner(Runner):
     def outputs_per_position(self, name: str) -> int:  # noqa: ARG002
         """Return the number of outputs of the model for each token: the vocabulary's size, or 1 if it has none."""
         return int(getattr(self.model.config.get_text_config(), "vocab_size", 1))
+
+
+def _reset(config: PreTrainedConfig, values: Mapping[str, object]) -> None:
+    """Give a config back the attributes that `vars` returned earlier."""
+    vars(config).clear()
+    vars(config).update(values)
 
 
 _PROBLEM_TYPES = {"regression": "regression", "multi_label_classification": "multi_label"}

@@ -40,6 +40,7 @@ from lamina.errors import (
     UnsupportedModelError,
 )
 from lamina.layers import stacks
+from lamina.store import load, save
 from lamina.tasks import KINDS, kind_of
 from lamina.tasks.split import Split
 from lamina.train import engine, training_run
@@ -103,6 +104,41 @@ def test_a_head_with_other_classes():
     )
     model.config.id2label = {0: "yes", 1: "no"}
     refused(model, yes_no(), "the classes of the head are yes, no")
+
+
+def last_token_classifier() -> Any:
+    """A model that finds the last token of each text by a padding token, which its config lacks."""
+    config = transformers.GPT2Config(
+        vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=None, eos_token_id=None
+    )
+    return transformers.GPT2ForSequenceClassification(config).eval()
+
+
+def test_the_tokenizers_padding_token_goes_into_a_config_without_one(tmp_path: Path):
+    model, tokenizer = last_token_classifier(), tiny_tokenizer()
+    tune(model, yes_no())
+    assert model.config.pad_token_id == tokenizer.pad_token_id == 0
+    save(model, tmp_path, tokenizer)
+    texts = ["good film", "bad", "the film is good and fun"]
+    answers = predict(load(tmp_path, "sequence_classification")[0], texts)
+    for use in (lambda model: predict(model, texts), lambda model: scored(model, yes_no(), "validation", tokenizer)):
+        again, _ = load(tmp_path, "sequence_classification")
+        again.config.pad_token_id = None
+        use(again)
+        assert again.config.pad_token_id == 0
+        assert again.config.id2label == {0: "no", 1: "yes"}
+        assert predict(again, texts) == answers
+
+
+def test_no_padding_token_anywhere():
+    model, tokenizer = last_token_classifier(), tiny_tokenizer()
+    refused(model, several(), "the head has 2 classes, the task has 3")
+    tokenizer.pad_token = None
+    message = r"GPT2ForSequenceClassification finds the end of texts by padding, and the tokenizer has no padding "
+    refused(model, yes_no(), rf"finetune: {message}token\. Set tokenizer\.pad_token", processor=tokenizer)
+    with pytest.raises(ConfigError, match=f"predict: {message}"):
+        predict(model, ["good", "bad"], processor=tokenizer)
+    assert len(predict(model, ["good"], processor=tokenizer)) == 1
 
 
 def test_names_of_classes_that_differ_in_case_alone_are_kept():
