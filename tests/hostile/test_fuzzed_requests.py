@@ -110,6 +110,7 @@ def test_a_few_requests_of_each_path(api: Any):
     assert sum(seen.values()) > 10
 
 
+@pytest.mark.long
 def test_a_few_requests_with_files(files_api: Any):
     api, what, file = files_api
     seen = fuzz(api, 10, partial(with_files, what=what, file=file), only="/predict")

@@ -300,7 +300,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> ReaderBank:
     how: list[dict[str, Any]] = [{"problem_type": task.problem_type} for task in tasks.values()]
     heads = [SequenceClassification(task.labels, 2, **more) for task, more in zip(tasks.values(), how, strict=True)]
     bank = tiny_bank({name: Reader(Mean(), head) for name, head in zip(tasks, heads, strict=True)})
-    train(bank, tasks, epochs=12, learning_rate=0.02)
+    train(bank, tasks, epochs=6, batch_size=8, learning_rate=0.05)
     return bank
 
 

@@ -86,7 +86,7 @@ def held(scheduler: Scheduler) -> tuple[Slow, Callable[..., Future[list[Any]]]]:
 
 def test_simultaneous_requests_get_the_answers_of_each_alone(make: Callable[..., Scheduler]):
     scheduler = make(max_batch_tokens=40)
-    texts = [TEXTS[at % 3] + " the film" * (at % 5) for at in range(60)]
+    texts = [TEXTS[at % 3] + " the film" * (at % 5) for at in range(30)]
     tasks = [None, ["mood"], ["who"]]
     futures = [scheduler.ask([text], tasks[at % 3], raw=at % 2 == 0) for at, text in enumerate(texts)]
     for at, future in enumerate(futures):

@@ -84,7 +84,7 @@ def tags() -> Task:
 
 @pytest.fixture(scope="module")
 def study(model, tokenizer, mood) -> Study:
-    return probe(model, {"mood": mood}, processor=tokenizer, seeds=[0, 1], learning_rate=0.02, **{**FAST, "epochs": 8})
+    return probe(model, {"mood": mood}, processor=tokenizer, seeds=[0, 1], learning_rate=0.04, **{**FAST, "epochs": 5})
 
 
 def values(study: Study, measure: str, **where) -> list[float]:
@@ -269,7 +269,7 @@ def test_the_model_is_not_changed(tokenizer, mood):
 
 
 def test_tags(model, tokenizer, tags):
-    options = {"seeds": [0], "probes": ["linear"], "learning_rate": 0.05, **FAST, "epochs": 8}
+    options = {"seeds": [0], "probes": ["linear"], "learning_rate": 0.1, **FAST, "epochs": 4}
     study = probe(model, tags, processor=tokenizer, **options)
     assert {"score", "accuracy", "control", "selectivity", "compression"} <= set(study.table["measure"])
     assert set(study.table.query("measure == 'score'")["metric"]) == {"span_f1"}

@@ -93,7 +93,7 @@ def test_readers_learn_tones_and_come_back(name: str, tones: Task, tmp_path: Pat
     bank = bank_of(name, tones)
     before = {key: value.clone() for key, value in bank.model.state_dict().items()}
     tasks = dict.fromkeys(bank, tones)
-    result = fit(bank, tasks, epochs=12, batch_size=4, learning_rate=1e-2, output=tmp_path, progress=False)
+    result = fit(bank, tasks, epochs=6, batch_size=4, learning_rate=2e-2, output=tmp_path, progress=False)
     assert max(own["accuracy"] for own in result.best.values()) > 0.6
     assert all(torch.equal(value, before[key]) for key, value in bank.model.state_dict().items())
     again = ReaderBank.from_pretrained(tmp_path, model=bank.model, processor=bank.processor)

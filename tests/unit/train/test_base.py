@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 OPTIONS: dict[str, Any] = {"epochs": 2, "batch_size": 8, "progress": False, "base_learning_rate": 1e-2}
+TASK = yes_no(train=16, validation=12)
+OTHER = yes_no(train=16, validation=12, seed=5)
 
 
 def trained_bank(*names: str, model: Any = None) -> ReaderBank:
@@ -34,7 +36,7 @@ def weights(bank: ReaderBank) -> dict[str, torch.Tensor]:
 
 
 def test_the_model_learns_too_and_follows_the_mode():
-    bank, task = trained_bank("r"), yes_no()
+    bank, task = trained_bank("r"), TASK
     before = weights(bank)
     assert bank.train().model.training
     assert not bank.eval().model.training
@@ -105,13 +107,13 @@ def test_it_learns_as_a_loop_written_by_hand_does():
 
 def test_readers_and_base_end_at_one_best_epoch():
     bank = trained_bank("a", "b")
-    result = fit(bank, {"a": yes_no(), "b": yes_no(seed=5)}, **{**OPTIONS, "epochs": 4, "learning_rate": 1e-2})
+    result = fit(bank, {"a": TASK, "b": OTHER}, **{**OPTIONS, "epochs": 4, "learning_rate": 1e-2})
     assert result.best["a"]["epoch"] == result.best["b"]["epoch"]
     mean = {}
     for row in result.history:
         mean[row["epoch"]] = mean.get(row["epoch"], 0) + row["accuracy"]
     assert mean[result.best["a"]["epoch"]] == max(mean.values())
-    again = evaluate(bank, {"a": yes_no()})
+    again = evaluate(bank, {"a": TASK})
     assert again["a"]["accuracy"] == pytest.approx(result.best["a"]["accuracy"])
 
 
@@ -133,7 +135,7 @@ def test_the_mean_of_the_scores_decides_for_readers_and_base(monkeypatch: pytest
 
     monkeypatch.setattr(Runner, "score", score)
     options = {**OPTIONS, "epochs": 4, "schedule": "plateau", "plateau_patience": 0}
-    result = fit(trained_bank("a", "b"), {"a": yes_no(), "b": yes_no()}, **options)
+    result = fit(trained_bank("a", "b"), {"a": TASK, "b": TASK}, **options)
     assert [best["epoch"] for best in result.best.values()] == [2, 2]
     assert list(factors.values()) == [0.5] * 3  # in the last epoch
 
@@ -148,7 +150,7 @@ def test_the_best_epoch_of_a_perplexity_is_that_of_the_lowest():
 
 def test_they_stop_together():
     bank = trained_bank("a", "b")
-    tasks = {"a": yes_no(), "b": yes_no(seed=5)}
+    tasks = {"a": TASK, "b": OTHER}
     result = fit(bank, tasks, **{**OPTIONS, "epochs": 9, "early_stopping_patience": 1, "base_learning_rate": 1e-9})
     lasts = [max(row["epoch"] for row in result.history if row["reader"] == name) for name in ("a", "b")]
     assert lasts[0] == lasts[1]
@@ -156,7 +158,7 @@ def test_they_stop_together():
 
 
 def test_a_saved_bank_carries_the_changed_base(tmp_path: Path):
-    bank, task = trained_bank("r"), yes_no()
+    bank, task = trained_bank("r"), TASK
     fit(bank, {"r": task}, output=tmp_path / "out", **OPTIONS)
     ids = torch.randint(4, 20, (3, LENGTH // 2), generator=torch.Generator().manual_seed(0))
     bank.eval()
@@ -175,7 +177,7 @@ def test_a_saved_bank_carries_the_changed_base(tmp_path: Path):
 
 def test_the_model_before_training_is_not_its_base(tmp_path: Path):
     bank = trained_bank("r")
-    fit(bank, {"r": yes_no()}, output=tmp_path, **OPTIONS)
+    fit(bank, {"r": TASK}, output=tmp_path, **OPTIONS)
     with pytest.raises(BaseMismatchError):
         ReaderBank.from_pretrained(tmp_path, tiny_model())
 
@@ -190,7 +192,7 @@ def test_a_frozen_bank_saved_over_it_leaves_no_base(tmp_path: Path):
 def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     options = {**OPTIONS, "epochs": 2}
     whole = trained_bank("r")
-    fit(whole, {"r": yes_no()}, output=tmp_path / "whole", **options)
+    fit(whole, {"r": TASK}, output=tmp_path / "whole", **options)
     from lamina.train.engine import Engine
 
     cut, count = trained_bank("r"), 0
@@ -205,10 +207,10 @@ def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(Engine, "score", killed)
     with pytest.raises(KeyboardInterrupt):
-        fit(cut, {"r": yes_no()}, output=tmp_path / "cut", **options)
+        fit(cut, {"r": TASK}, output=tmp_path / "cut", **options)
     monkeypatch.undo()
     again = trained_bank("r")
-    fit(again, {"r": yes_no()}, output=tmp_path / "cut", resume=True, **options)
+    fit(again, {"r": TASK}, output=tmp_path / "cut", resume=True, **options)
     for name, value in weights(again).items():
         torch.testing.assert_close(value, weights(whole)[name], rtol=0, atol=1e-6)
 
@@ -216,7 +218,7 @@ def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path, monkeypatch: p
 def test_readers_with_other_numbers_of_epochs_are_refused():
     bank = trained_bank("a", "b")
     with pytest.raises(ConfigError, match="all must end together"):
-        fit(bank, {"a": yes_no(), "b": yes_no()}, **{**OPTIONS, "epochs": {"a": 1, "b": 2}})
+        fit(bank, {"a": TASK, "b": TASK}, **{**OPTIONS, "epochs": {"a": 1, "b": 2}})
 
 
 def test_a_model_that_cannot_learn_is_refused():
@@ -229,5 +231,5 @@ def test_parameters_that_were_frozen_stay_so():
     model.embeddings.requires_grad_(False)
     before = model.embeddings.word_embeddings.weight.clone()
     bank = trained_bank("r", model=model)
-    fit(bank, {"r": yes_no()}, **OPTIONS)
+    fit(bank, {"r": TASK}, **OPTIONS)
     assert torch.equal(model.embeddings.word_embeddings.weight, before)

@@ -229,12 +229,12 @@ def test_the_last_weights_can_be_kept():
 
 
 def test_a_task_without_a_validation_part_learns_to_the_end_without_a_score(tmp_path: Path):
-    task = yes_no()
+    task = TASK
     alone = replace(task, splits={"train": task.split("train")})
     bank, scored = tiny_bank({"a": reader(task)}), tiny_bank({"a": reader(task)})
     both = tiny_bank({"a": reader(task), "b": reader(task)})
     result = train(bank, {"a": alone}, keep="last", epochs=2, output=tmp_path)
-    assert (result.table[0]["score"], result.best["a"], result.steps) == (None, {"epoch": 2}, 20)
+    assert (result.table[0]["score"], result.best["a"], result.steps) == (None, {"epoch": 2}, 6)
     assert "accuracy" not in (tmp_path / "README.md").read_text()
     beside = train(both, {"a": alone, "b": task}, keep="last", epochs=2)
     assert [row["reader"] for row in beside.table if row["score"] is None] == ["a"]
@@ -439,7 +439,7 @@ def test_intervals_are_those_of_evaluate(tmp_path: Path):
 
 
 def test_scores_are_those_of_evaluate():
-    tasks = {"a": yes_no(), "b": names(), "c": several(seed=4)}
+    tasks = {"a": TASK, "b": names(train=12, validation=8), "c": several(train=12, validation=8, seed=4)}
     bank = bank_for(**tasks)
     result = train(bank, tasks, epochs=3)
     for name, scores in evaluate(bank, tasks).items():
