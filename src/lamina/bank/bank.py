@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from os import PathLike
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.layers.types import Processor
+
+logger = logging.getLogger(__name__)
 
 
 @final
@@ -233,6 +236,20 @@ class ReaderBank(ReaderCollection):
         self.readers[key_of(name)] = module
         return module
 
+    def warn_of_untrained(self, op: str, names: Iterable[str]) -> None:
+        """Log a warning about each reader of `names` that nothing has trained, but only once; `op` begins the message.
+
+        A reader whose weights were loaded, set or trained in any way has other weights than at first.
+        """
+        for name in names:
+            reader = self[name]
+            if reader.looked:
+                continue
+            reader.looked = True
+            if reader.is_untrained(self._guard.stacks[reader.stack], self.model):
+                problem = "was not trained: its weights are the random ones of bank.add, so its answers mean nothing"
+                logger.warning("%s: reader '%s' %s. Train it, for instance with lamina.fit", op, name, problem)
+
     @check_types("bank.monitor_scores")
     def monitor_scores(self, monitor: AnyMonitor, batch: Inputs, mask: Tensor | None = None) -> Tensor:
         """Return a monitor's score of each text up to each token, from one plain pass of the model.
@@ -372,6 +389,7 @@ class ReaderBank(ReaderCollection):
                 class of a fusion or head is not registered.
         """
         provider("storage").save_bank(self, folder, changed_base=changed_base)
+        self.warn_of_untrained("bank.save_pretrained", self)
 
     @classmethod
     def from_pretrained(

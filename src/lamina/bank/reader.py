@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Info = JSONObject  # JSON-ready facts that are saved with a reader or a bank
 # The key of the monitors in `ReaderModule.info`, which is saved with the reader and replaced when it is trained again.
 MONITORS = "monitors"
+_MOST_REBUILT = 20_000_000  # parameters of a reader that is built again, in a moment, to see whether it was trained
 
 
 _EXAMPLES = {"fusion": "AdaLayers(dim=64)", "head": "SequenceClassification(labels)"}
@@ -191,6 +192,7 @@ class ReaderModule(nn.Module):
         inputs: Facts about the processor with which the reader was trained or loaded. None: not known.
         step: Number of training passes so far. The seed and this number determine the random numbers of dropout, so a
             resumed training draws the numbers that an uninterrupted one would.
+        looked: Whether `ReaderBank.warn_of_untrained` has looked at the reader.
     """
 
     instead_of_model: ClassVar = "It is a reader: give the model of its bank, bank.model"
@@ -201,7 +203,7 @@ class ReaderModule(nn.Module):
         self.config, self.stack = config, stack.name
         self.layers = tuple(select(config.fusion.selector(), stack.layers, op="reader"))
         self.info: Info = {}
-        self.step = 0
+        self.step, self.looked = 0, False
         with torch.random.fork_rng(devices=[]):
             # parameters are initialised on the CPU, so the generators of GPUs need not be saved and restored
             torch.default_generator.manual_seed(config.seed)
@@ -306,6 +308,19 @@ class ReaderModule(nn.Module):
         """Remove a monitor from `info`, which must have it."""
         rest = {other: fields for other, fields in self.info.pop(MONITORS).items() if other != name}
         self.info |= {MONITORS: rest} if rest else {}
+
+    def is_untrained(self, stack: LayerStack, model: PreTrainedModel) -> bool:
+        """Return whether all weights are still the random ones with which the reader was built on `stack` of `model`.
+
+        Always False for readers that began with given weights or use weights of the model, and for large ones: the
+        reader is built again for the comparison.
+        """
+        is_given = self.config.weights is not None or bool(self.head.borrowed_tensors())
+        if self.step or self.info or is_given or not 0 < self.size() <= _MOST_REBUILT:
+            return False
+        first = dict(ReaderModule(self.config, stack, model).named_parameters())
+        own = ((first[name], weight.detach()) for name, weight in self.named_parameters())
+        return all(not now.is_meta and torch.equal(start.to(now.dtype), now.cpu()) for start, now in own)
 
     def size(self) -> int:
         """Return the number of parameters."""

@@ -240,6 +240,7 @@ def _prepared(
         if encodes_again := len(group.tasks) < count and tokens > _KEPT_TOKENS * len(tasks) // count:
             checked = [replace(group, inputs=None, targets={}) for group in checked]  # pyright: ignore[reportArgumentType]
     if isinstance(runner, BankRunner):
+        runner.bank.warn_of_untrained("evaluate", tasks)
         runner.prepare_recorded(checked, options)
     groups = scoring_groups(runner, tasks, split, options) if encodes_again else checked
     return runner, (replace(group, states=same.states) for group, same in zip(groups, checked, strict=True))

@@ -331,6 +331,8 @@ class Predictor:
                     {name: prepared.splits[self._tasks[name].kind.name].pairs for name in self._paired}
                 )
                 self._paired = ()  # one warning is enough
+            if isinstance(self._runner, BankRunner):
+                self._runner.bank.warn_of_untrained("predict", self.names)
             self.choose_engine()
         return self._answers(self.results(prepared, budget=budget))
 

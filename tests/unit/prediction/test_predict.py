@@ -502,6 +502,33 @@ def test_readers_that_learnt_from_pairs_say_so_where_single_texts_come(caplog: p
     assert "evaluate: 'single' was trained on single texts and now reads pairs of texts" in caplog.text
 
 
+def test_a_reader_that_nothing_has_trained_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    task = yes_no()
+    made = {name: reader(task) for name in ("fitted", "by_hand", "own_loop", "loaded", "left")}
+    bank = tiny_bank({})
+    for name, settings in made.items():
+        bank.add(name, settings)
+    train(bank, {"fitted": task}, epochs=1)
+    caplog.clear()
+    bank["by_hand"].head.output.weight.data.fill_(0.5)
+    bank["own_loop"].seed_dropout(torch.device("cpu"))  # as in every training pass
+    bank["loaded"].load_state_dict(bank["fitted"].state_dict())
+    predict(bank, ["good"], readers=[*made][:-1])
+    assert caplog.text == ""
+    predict(bank, ["good"])
+    assert "predict: reader 'left' was not trained: its weights are the random ones of bank.add, so" in caplog.text
+    evaluate(bank, {"left": task})
+    bank.save_pretrained(tmp_path)
+    assert caplog.text.count("was not trained") == 1
+    bank.add("new", reader(task))
+    evaluate(bank, {"new": task})
+    assert "evaluate: reader 'new' was not trained" in caplog.text
+    bank.add("saved", reader(task))
+    bank.save_pretrained(tmp_path)
+    assert "bank.save_pretrained: reader 'saved' was not trained" in caplog.text
+    assert caplog.text.count("was not trained") == 3
+
+
 def test_how_examples_are_read_is_derived_once_for_a_bank_until_something_changes(monkeypatch: pytest.MonkeyPatch):
     bank, derived, derive = tiny_bank({"a": reader(yes_no()), "b": reader(yes_no())}), [], Predictor._derive_plan
     monkeypatch.setattr(Predictor, "_derive_plan", lambda self: derived.append(self) or derive(self))
