@@ -451,5 +451,6 @@ def _task(
     except DataError as error:
         if error.column is None or error.row is not None:
             raise
-        hint = f"Name the columns of reader '{name}', as in --label {name}=COLUMN or --text COLUMN"
+        named = f"labels={{'{name}': column}}, text=column or text_pair=column"
+        hint = f"Name the columns of reader '{name}': {named} (--label {name}=COLUMN, --text COLUMN, --pair COLUMN)"
         raise DataError(f"{error} {hint}.", path=error.path, column=error.column) from error

@@ -369,6 +369,9 @@ class Predictor:
             DataError: If an object in memory, such as an image, has wrong values; a note names the reader.
         """
         listed = as_examples(examples)
+        if listed and all(map(_is_words, listed)) and all(map(self._labels_words_of_one_text, self.names)):
+            got = "entry 0 is a list of words, and the readers learnt from single texts"
+            raise ConfigError(f"predict: {got}. Join the words of a text with spaces; a pair is a tuple of two texts.")
         splits: dict[str, Split] = {}
         for name, task in self._tasks.items():
             if task.kind.name not in splits:
@@ -378,6 +381,10 @@ class Predictor:
                     error.add_note(f"asked of '{name}'")
                     raise
         return self.prepared(splits)
+
+    def _labels_words_of_one_text(self, name: str) -> bool:
+        """Return whether a reader labels words, and is known to have learnt from single texts."""
+        return self._tasks[name].kind.tags_words and self._runner.trained_with([name], "pair") == 0
 
     def prepared(self, splits: Mapping[str, Split]) -> Prepared:
         """Encode `splits`, as `prepare` makes them: kind of task -> the examples in the form that this kind reads.
@@ -537,6 +544,11 @@ class Predictor:
             prefix=self.options.prefix if encoder.takes_prefix else "",
         )
         return Reading(tasks, encoder, options)
+
+
+def _is_words(example: object) -> bool:
+    """Return whether an example is a list of single words."""
+    return isinstance(example, list) and all(isinstance(word, str) and [word] == word.split() for word in example)
 
 
 def _is_long(group: Group, parts: Sequence[Reading]) -> bool:

@@ -342,7 +342,9 @@ def checked_texts(raw: Sequence[object], *, pairs: bool) -> list[str] | list[tup
     for row, entry in enumerate(raw):
         if not (isinstance(entry, str) if are_texts else _is_pair(entry)):
             got = f"entry {row} is {type(entry).__name__}"
-            raise ConfigError(f"predict: {got}; all must be texts, or all pairs of texts.")
+            is_words = isinstance(entry, list) and all(isinstance(word, str) for word in entry)
+            hint = " Join the words of a text with spaces." if is_words else ""
+            raise ConfigError(f"predict: {got}; all must be texts, or all pairs of texts.{hint}")
     if not (are_texts or pairs):
         raise ConfigError("predict: got pairs of texts; this kind of task reads single texts.")
     if are_texts:

@@ -332,7 +332,7 @@ def test_a_bank_remembers_the_columns_of_its_tasks(bank: ReaderBank, tmp_path: P
 
 def test_other_columns_can_be_named(bank: ReaderBank, tmp_path: Path):
     path = write(tmp_path / "test.csv", 20, names=("text", "mood", "urgent", "stars"))
-    with pytest.raises(DataError, match=r"has no column 'message'.* Name the columns of reader 'mood', as in --label"):
+    with pytest.raises(DataError, match=r"no column 'message'.* Name the columns of reader 'mood': labels=.*, text="):
         evaluate(bank, path, labels={"mood": "mood"})
     with pytest.raises(DataError, match=r"has no column 'feeling'.* Name the columns of reader 'mood'"):
         evaluate(bank, path, text="text")

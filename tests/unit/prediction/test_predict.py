@@ -234,6 +234,7 @@ def test_texts_padded_on_the_left_get_the_same_answers():
         ([("a", "b"), "a"], "predict: entry 1 is str; all must be texts"),
         ([("a", "b", "c")], "predict: entry 0 is tuple"),
         ([None], "predict: entry 0 is NoneType"),
+        ([["a", "b", "c"]], r"predict: entry 0 is list; .* pairs of texts\. Join the words of a text with spaces"),
     ],
 )
 def test_what_is_no_list_of_texts(texts: Any, message: str):
@@ -527,6 +528,18 @@ def test_a_reader_that_nothing_has_trained_says_so_once(tmp_path: Path, caplog: 
     bank.save_pretrained(tmp_path)
     assert "bank.save_pretrained: reader 'saved' was not trained" in caplog.text
     assert caplog.text.count("was not trained") == 3
+
+
+def test_two_words_are_no_pair_for_readers_that_label_the_words_of_single_texts():
+    bank, _ = trained()
+    with pytest.raises(ConfigError, match="entry 0 is a list of words, and the readers learnt from single texts"):
+        predict(bank, [["anna", "paris"]], readers="who")
+    pair = predict(bank, [("anna", "paris")], readers="who")
+    bank["who"].info["pair"] = True
+    assert predict(bank, [["anna", "paris"]], readers="who") == pair
+    bank["who"].info["pair"] = False
+    assert predict(bank, [["anna was", "in paris"]], readers="who")
+    assert predict(bank, [["anna", "paris"]], readers="mood")
 
 
 def test_how_examples_are_read_is_derived_once_for_a_bank_until_something_changes(monkeypatch: pytest.MonkeyPatch):
