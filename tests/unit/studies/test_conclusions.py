@@ -32,8 +32,15 @@ def test_drift_names_the_block_that_moved_most(model: Any):
     study = drift(model, {"same": copy.deepcopy(model), "run": other})
     assert study.conclusions[0] == "same: no weight that was compared changed."
     assert study.conclusions[1].startswith(
-        "run: block 2 moved most (0.083 of the base's weights, mean over roles), block "
+        "run: block 2 moved most (by 0.083 times the norm of the base's weights, mean over roles), "
+        "blocks 1, 3 least (by 0 times"
     )
+    twice = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in twice.parameters():
+            parameter.mul_(2)
+    all_moved = "twice: all blocks that were compared moved by 1 times the norm of the base's weights, mean over roles."
+    assert drift(model, {"twice": twice}).conclusions == (all_moved,)
     assert explained(study)
 
 

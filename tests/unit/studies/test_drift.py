@@ -73,8 +73,10 @@ def test_checkpoints_of_one_name_are_seeds_of_one_curve(model):
     assert shown["few"] == pytest.approx(moved["few"].mean())
     half = 12.706 * moved["few"].std() / 2**0.5  # the t value of one degree of freedom
     few, many = study.conclusions
-    assert few.startswith(f"few: block 2 moved most ({shown['few']:.2g} ± {half:.2g} of the base's weights")
-    assert many.startswith(f"many: block 2 moved most ({moved['many']:.2g} of the base's weights")
+    assert few.startswith(
+        f"few: block 2 moved most (by {shown['few']:.2g} ± {half:.2g} times the norm of the base's weights"
+    )
+    assert many.startswith(f"many: block 2 moved most (by {moved['many']:.2g} times the norm of the base's weights")
 
 
 def test_one_projection_of_several_roles():
@@ -126,6 +128,8 @@ def test_the_power_iteration_finds_the_largest_singular_value():
 def test_different_shapes_are_refused_with_what_differs(model):
     with pytest.raises(ConfigError, match=r"depth is 3 in the base and 2 in '1'; .*only models of the same shape"):
         drift(model, tiny_model(num_hidden_layers=2), layers=[1, 2])
+    with pytest.raises(ConfigError, match="drift: depth is 3 in the base and 2 in 'cut'; only models of the same"):
+        drift(model, {"cut": tiny_model(num_hidden_layers=2)})
     with pytest.raises(
         ConfigError,
         match=r"layer 1 ffn_in intermediate.dense\[0\]\.weight is \(48, 32\) in the base and \(64, 32\) in 'wide'",
@@ -168,5 +172,5 @@ def test_changes_of_weights_that_were_zero_are_changes(model):
     for roles in ("all", "ffn_out"):
         assert drift(base, model, layers=[1, 2], roles=roles).conclusions[0] == ONLY_ZEROS
     assert drift(base, model, layers=2, roles="ffn_out").conclusions[0] == ONLY_ZEROS
-    assert drift(base, changed(model, 1)).conclusions[0].startswith("1: block 1 moved most (")
+    assert drift(base, changed(model, 1)).conclusions[0].startswith("1: block 1 moved most (by ")
     assert drift(base, base).conclusions == ("1: no weight that was compared changed.",)

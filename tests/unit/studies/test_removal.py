@@ -197,6 +197,26 @@ def test_a_proxy_without_spread_is_not_said_to_predict_anything():
     assert "least is lost without block 1, a drop of 0.100 (one value; no interval)" in conclusions[0]
 
 
+@pytest.mark.parametrize(
+    ("scores", "end"),
+    [
+        ((0.8, 0.79), "block 1, a drop of 0.105 (95 % ± 0.064, n = 2 seeds)."),
+        ((0.99, 1.0), "block 1, a rise of 0.095 (95 % ± 0.064, n = 2 seeds)."),
+        (
+            (0.93, 0.9),
+            "block 1; the score cannot be told apart from the whole model's: a rise of 0.015 (95 % ± 0.191, ",
+        ),
+    ],
+)
+def test_a_drop_whose_interval_holds_0_is_not_a_fact(scores: tuple[float, float], end: str):
+    rows = [
+        {"task": "a", "seed": seed, "layer": layer, "blocks": min(layer, 1), "measure": "accuracy", "score": score}
+        for seed, least in enumerate(scores)
+        for layer, score in enumerate((0.9, least, 0.1))
+    ]
+    assert f"a: least is lost without {end}" in with_predictions(pd.DataFrame(rows))[1][0]
+
+
 def test_the_drop_of_perplexity_is_the_rise_of_its_logarithm():
     scores = {(0, 0): 2.0, (1, 1): 3.0, (2, 1): 8.0}
     facts = {"task": "a", "seed": 0}

@@ -458,6 +458,8 @@ def _proxy_sentence(task: str, proxy: str, correlation: RankCorrelation) -> str:
 def _least_loss(task: str, measure: str, drops: Sequence[_Drop]) -> str:
     """Return a sentence that names the range of blocks whose removal costs least: the smallest mean drop over seeds.
 
+    It also says whether the 95 % interval of that drop allows to tell it from none.
+
     `measure` is what was scored (a metric, "perplexity" or "same_tokens"), and `drops` come from `_drops`.
     """
     means = _means(drops)
@@ -465,13 +467,17 @@ def _least_loss(task: str, measure: str, drops: Sequence[_Drop]) -> str:
     first, length = least
     values = [drop.value for drop in drops if drop.block_range == least]
     summary = summarise(values)
-    interval = "one value; no interval"
-    if summary.interval is not None:
-        interval = f"95 % ± {summary.interval:.3f}, n = {len(values)}"
+    up, down = ("rise", "fall") if measure in LOWER else ("drop", "rise")
+    score = " of log perplexity" * (measure in LOWER) + " of the share of same tokens" * (measure == SAME)
+    change = f"a {up if summary.mean >= 0 else down}{score} of {abs(summary.mean):.3f}"
     blocks = f"block {first}" if length == 1 else f"blocks {first} to {first + length - 1}"
-    what = "rise of log perplexity" if measure in LOWER else "drop"
-    what += " of the share of same tokens" * (measure == SAME)
-    return f"{task}: least is lost without {blocks}, a {what} of {summary.mean:.3f} ({interval})."
+    start = f"{task}: least is lost without {blocks}"
+    if summary.interval is None:
+        return f"{start}, {change} (one value; no interval)."
+    facts = f"95 % ± {summary.interval:.3f}, n = {len(values)} seeds"
+    if abs(summary.mean) > summary.interval:
+        return f"{start}, {change} ({facts})."
+    return f"{start}; the score cannot be told apart from the whole model's: {change} ({facts})."
 
 
 @contextmanager

@@ -103,9 +103,11 @@ def drift(
     named = _named(others)
     for name, checkpoints in named.items():
         for seed, checkpoint in enumerate(checkpoints):
-            other = _BlockWeights(_loaded(checkpoint), start.layers, start.stack.name, start.roles)
+            model = _loaded(checkpoint)
+            _check_same(_sizes(start.model, start.stack), _sizes(model, default_stack(model, stack, op=_OP)), name)
+            other = _BlockWeights(model, start.layers, start.stack.name, start.roles)
             models[name if len(checkpoints) == 1 else f"{name} {seed}"] = model_facts(other.model)
-            _check_comparable(start, other, name)
+            _check_same(start.shapes(), other.shapes(), name)
             rows += _rows(start, other, name, seed)
     options: dict[str, JSON] = {"layers": start.layers, "roles": list(start.roles), "stack": start.stack.name}
     options["spectral_by"] = "power iteration" if start.largest > _LARGEST_SVD else "svd"
@@ -141,6 +143,7 @@ def _rows(base: _BlockWeights, other: _BlockWeights, name: str, seed: int) -> li
 def _conclusions(table: Frame) -> Iterator[str]:
     """Yield a sentence per run of the study's `table`: which block moved most and which least, and how far.
 
+    Blocks with the same distance, as it is shown, are named together.
     A block's distance is the mean of its finite relative distances over roles and seeds; several seeds give a 95 % t
     interval. If nothing changed, or only weights that are all 0 in the base, the sentence says so. There is no sentence
     if only one block has finite distances, and it changed.
@@ -155,13 +158,23 @@ def _conclusions(table: Frame) -> Iterator[str]:
         elif not (finite["score"] > 0).any():
             yield f"{run}: only weights changed that are all 0 in the base; see the measure l2."
         elif len(moved) > 1:
-            most, least = (choose(moved, key=lambda layer: moved[layer].mean) for choose in (max, min))
-            first = f"{run}: block {most} moved most ({_text(moved[most])} of the base's weights, mean over roles)"
-            yield f"{first}, block {least} least ({_text(moved[least])})."
+            most, least = (
+                _blocks_at(moved, choose(summary.mean for summary in moved.values())) for choose in (max, min)
+            )
+            if most == least:
+                yield f"{run}: all blocks that were compared moved by {most[1]}, mean over roles."
+            else:
+                yield f"{run}: {most[0]} moved most (by {most[1]}, mean over roles), {least[0]} least (by {least[1]})."
 
 
-def _text(moved: Summary) -> str:
-    return f"{moved.mean:.2g}" + ("" if moved.interval is None else f" ± {moved.interval:.2g}")
+def _blocks_at(moved: Mapping[int, Summary], distance: float) -> tuple[str, str]:
+    """Return the blocks that moved this far, as text, and the distance as text; an interval is shown for one block."""
+    shown = f"{distance:.2g}"
+    layers = [layer for layer, summary in moved.items() if f"{summary.mean:.2g}" == shown]
+    interval = moved[layers[0]].interval if len(layers) == 1 else None
+    over = "" if interval is None else f" ± {interval:.2g}"
+    blocks = f"block{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
+    return blocks, f"{shown}{over} times the norm of the base's weights"
 
 
 class _BlockWeights:
@@ -201,6 +214,15 @@ class _BlockWeights:
         weights = [weight for by_role in self.maps.values() for named in by_role.values() for weight in named.values()]
         self.largest = max((min(weight.shape[-2:]) for weight in weights), default=0)
 
+    def shapes(self) -> dict[str, object]:
+        """Return the name of each weight -> its shape."""
+        return {
+            f"layer {layer} {role} {key}".rstrip(): tuple(weight.shape)
+            for layer, by_role in self.maps.items()
+            for role, weights in by_role.items()
+            for key, weight in weights.items()
+        }
+
 
 def _unsupported(model: PreTrainedModel, reason: str) -> UnsupportedModelError:
     hint = "Compare models whose weights are plain linear maps."
@@ -235,28 +257,18 @@ def _listed(checkpoints: Checkpoint | Sequence[Checkpoint]) -> list[Checkpoint]:
     return [*checkpoints] if isinstance(checkpoints, list | tuple) else [cast("Checkpoint", checkpoints)]
 
 
-def _check_comparable(base: _BlockWeights, other: _BlockWeights, name: str) -> None:
-    """Raise ConfigError unless two models have the same family, depth, width, and shapes of weights.
+def _sizes(model: PreTrainedModel, stack: LayerStack) -> dict[str, object]:
+    return {"family": family_of(model), "depth": stack.depth, "width": stack.width}
 
-    The message calls the other model `name` and lists up to three differences.
+
+def _check_same(before: Mapping[str, object], after: Mapping[str, object], name: str) -> None:
+    """Raise ConfigError unless the facts `before`, about the base, and `after`, about the model `name`, are the same.
+
+    The message lists up to three differences.
     """
-    before, after = (
-        {
-            "family": family_of(side.model),
-            "depth": side.stack.depth,
-            "width": side.stack.width,
-            **{
-                f"layer {layer} {role} {key}".rstrip(): tuple(weight.shape)
-                for layer, by_role in side.maps.items()
-                for role, weights in by_role.items()
-                for key, weight in weights.items()
-            },
-        }
-        for side in (base, other)
-    )
     differs = [
         f"{key} is {before.get(key)} in the base and {after.get(key)} in '{name}'"
-        for key in before | after
+        for key in {**before, **after}
         if before.get(key) != after.get(key)
     ]
     if differs:
