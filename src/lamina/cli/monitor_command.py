@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lamina.monitors.calibration import Unit
 
 _MODEL = 'Folder or hub id of the model whose replies are watched, or "minilm", which judges finished replies.'
-_POSITIVE = "Label of bad replies."
+_POSITIVE = "Label of bad replies. Replies with any other label count as good."
 _RATE = "Rate of false alarms that is allowed: a fraction of good replies, such as 0.05, or see --per."
 _PER = 'Unit of the rate: "reply", or "1000 tokens" for false alarms per thousand tokens of good replies.'
 _OUTPUT = "Folder for the bank with the monitor. Default: nothing is saved."

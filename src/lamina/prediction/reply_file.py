@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import unicodedata
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -25,6 +26,8 @@ from lamina.utils import parse_json
 
 if TYPE_CHECKING:
     from lamina.layers.types import Processor
+
+logger = logging.getLogger(__name__)
 
 USUAL = {  # what a column holds -> its usual names
     "messages": ("messages", "conversation", "conversations", "chat"),
@@ -111,13 +114,16 @@ class Labelled(NamedTuple):
 def read_labels(path: str | Path, columns: ReplyColumns, positive: str | int | None) -> Labelled:
     """Read a file of replies and its labels, before a model is loaded.
 
+    Replies with any label but the positive one count as good; a warning lists these labels if there are several.
+
     Args:
         path: File: .jsonl, .csv, .tsv or .parquet.
         columns: Names of its columns.
         positive: The label that marks bad replies. None is an error, which lists the labels.
 
     Raises:
-        DataError: If the file cannot be read, a row has no label, or it is not clear which column to use.
+        DataError: If the file cannot be read, a row has no label, or one that differs from the positive label only in
+            case, width or spaces, or it is not clear which column to use.
         ConfigError: If no positive label is named, it is a tag of words such as O or B-x, or all rows have one label.
         UnknownNameError: If no row has the positive label.
     """
@@ -132,6 +138,14 @@ def read_labels(path: str | Path, columns: ReplyColumns, positive: str | int | N
         raise ConfigError(f"monitor: every reply has the label '{known[0]}'; bad and good replies are both needed.")
     if positive == "O" or (positive[:2] in ("B-", "I-") and len(positive) > 2):
         raise ConfigError(f"monitor: the positive label '{positive}' is a tag of words; rename it in the file.")
+    for row, label in zip(table.rows, labels, strict=True):
+        if label != positive and look(label) == look(positive):
+            problem = f"the label '{label}' would count as good, but looks like the positive label '{positive}'"
+            raise _bad(table, row, names["label"], f"{problem}. Correct the row.")
+    if len(known) > 2:
+        good = Counter(label for label in labels if label != positive)
+        shown = ", ".join(f"'{label}' ({count})" for label, count in good.most_common(10))
+        logger.warning("monitor: these labels count as good: %s%s.", shown, " and others" * (len(good) > 10))
     return Labelled(table, labels, positive, names)
 
 

@@ -151,13 +151,14 @@ def monitor(  # noqa: PLR0913
     readers, which do not look ahead, are trained together. The best pair of a reader and an aggregation becomes the
     monitor. Its threshold is the lowest one with which, at the given confidence, the rate holds on other replies of the
     same kind (an exact bound for any number of replies, see `per`). The rates are measured on the test part. A warning
-    is logged if the monitor is useless and so not stored, or if test replies also occur in the train part.
+    is logged if the monitor is useless and so not stored, if test replies also occur in the train part, or if several
+    labels count as good.
 
     Args:
         train: File with a prompt, a reply and a label per row: .jsonl, .csv, .tsv or .parquet.
         model: The model whose replies are watched: a folder, a hub id or a loaded model, which is left frozen and on
             `device`. A model that reads in both directions judges finished replies only.
-        positive: The label of bad replies; required.
+        positive: The label of bad replies; required. Replies with any other label count as good.
         rate: Rate of false alarms that is allowed, in the unit `per`.
         per: "reply": `rate` is the fraction of good replies that may be flagged, above 0 and below 1 (a conformal
             bound). "1000 tokens": it is the number of false alarms per thousand tokens of good replies, above 0 and

@@ -111,6 +111,20 @@ def test_a_rate_per_thousand_tokens_is_promised_said_and_saved(
     assert "for those, the rate of the calibration is not promised" in caplog.text  # alarms may come late in a text
 
 
+def test_the_labels_that_count_as_good_are_listed_if_there_are_several(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    rows: list[dict[str, Any]] = [{"prompt": "a", "reply": "b", "label": label} for label in ("ok", "bad", "bad ", "ok")]
+    read_labels(written(tmp_path, rows), ReplyColumns(), "bad")
+    assert not caplog.messages
+    rows.append(rows[0] | {"label": 1})
+    read_labels(written(tmp_path, rows), ReplyColumns(), "bad")
+    assert caplog.messages == ["monitor: these labels count as good: 'ok' (2), '1' (1)."]
+    caplog.clear()
+    read_labels(written(tmp_path, rows + [rows[0] | {"label": grade} for grade in range(12)]), ReplyColumns(), "bad")
+    assert re.search(r"'ok' \(2\), '1' \(2\), '0' \(1\), .*'8' \(1\) and others\.$", caplog.messages[0])
+
+
 @pytest.mark.long
 def test_a_monitor_whose_recall_cannot_be_told_from_its_rate_is_stored_only_anyway(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -237,6 +251,15 @@ ROW = {"prompt": "anna", "reply": "the film", "label": "ok"}
             "no positive label is named; .* has 'bad'",
         ),
         ([ROW, ROW | {"label": "bad"}], {"positive": "evil"}, UnknownNameError, "'evil'"),
+        *(
+            (
+                [ROW, ROW | {"label": "bad"}, ROW | {"label": label}],
+                {},
+                DataError,
+                f"row 3, column 'label': the label '{label.strip()}' would count as good, but looks like .* label 'bad'",
+            )
+            for label in ("Bad ", "b\u200bad", "\uff42ad")  # a capital, a sign without width, a wide letter
+        ),
         ([ROW | {"label": "bad"}] * 2, {}, ConfigError, "every reply has the label 'bad'"),
         *(
             ([ROW, ROW | {"label": tag}], {"positive": tag}, ConfigError, f"label '{tag}' is a tag of words; rename")
