@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lamina.bank import monitoring, watching
 from lamina.bank.generation_states import Over
 from lamina.bank.listening import check_over, listening
-from lamina.bank.reader import BankOutput, Reader, ReaderModule
+from lamina.bank.reader import WATCHES, BankOutput, Reader, ReaderModule
 from lamina.bank.reader_collection import ReaderCollection, key_of
 from lamina.bank.recorded_base import check_needs_states, check_reads_recorded, check_recorded_base
 from lamina.bank.stack_pass import Inputs
@@ -206,8 +206,9 @@ class ReaderBank(ReaderCollection):
             name: 1 to 100 letters, digits, `_` and `-`, beginning with a letter or digit. It is also the name of the
                 reader's folder when the bank is saved.
             reader: The reader's settings; for a `lamina.Task`, its recommended reader (`Reader.default`) is used.
-            watch: Whether a monitor will use the reader. If so, a task gets a reader that does not look ahead, and a
-                reader that cannot score a text while it is written is refused now, before training.
+            watch: Whether a monitor will use the reader. If so, a task gets a reader that does not look ahead, a reader
+                that cannot score a text while it is written is refused now, before training, and `from_pretrained`
+                loads the model with its language model head.
 
         Raises:
             ConfigError: If the name is taken or not allowed, `reader` is neither settings nor a task, the settings do
@@ -233,6 +234,7 @@ class ReaderBank(ReaderCollection):
         if watch:
             monitoring.check_token_wise("bank.add", name, module)
             monitoring.causal_pass(self, "bank.add", {name: module})
+            module.info[WATCHES] = True
         self.readers[key_of(name)] = module
         return module
 
@@ -411,7 +413,8 @@ class ReaderBank(ReaderCollection):
         Args:
             folder: A local folder, or the id of a repository on the hub.
             model: The model on which the readers were trained. None: the model in the folder, or else the model that
-                the manifest names, is loaded, with its language model head if the bank has monitors.
+                the manifest names, is loaded, with its language model head if the loaded readers have monitors or
+                were added with `watch=True`.
             processor: Tokenizer or processor of the model. None: the one saved with the bank, or else with the model.
             revision: Branch, tag or commit of the repository on the hub.
             readers: Names of the readers to load, or one name. None: all. Other readers are not downloaded.

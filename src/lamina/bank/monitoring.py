@@ -154,6 +154,7 @@ def causal_pass(bank: ReaderCollection, op: str, readers: Readers) -> StackPass:
     """
     passes = bank.passes(readers, grad=False)
     hint = "Use a causal language model with its head, loaded with head='causal_lm'"
+    hint += "; from_pretrained(folder, model) puts a saved bank on it"
     for stack_pass in passes:
         stack, (first, *_) = stack_pass.stack, stack_pass.readers
         what = f"reader '{first}' reads the stack '{stack.name}'"

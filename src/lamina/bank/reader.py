@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Info = JSONObject  # JSON-ready facts that are saved with a reader or a bank
 # The key of the monitors in `ReaderModule.info`, which is saved with the reader and replaced when it is trained again.
 MONITORS = "monitors"
+WATCHES = "watch"  # the key in `ReaderModule.info` of a reader that was added with `watch=True`; training keeps it
 _MOST_REBUILT = 20_000_000  # parameters of a reader that is built again, in a moment, to see whether it was trained
 
 
@@ -316,7 +317,7 @@ class ReaderModule(nn.Module):
         reader is built again for the comparison.
         """
         is_given = self.config.weights is not None or bool(self.head.borrowed_tensors())
-        if self.step or self.info or is_given or not 0 < self.size() <= _MOST_REBUILT:
+        if self.step or self.info.keys() - {WATCHES} or is_given or not 0 < self.size() <= _MOST_REBUILT:
             return False
         first = dict(ReaderModule(self.config, stack, model).named_parameters())
         own = ((first[name], weight.detach()) for name, weight in self.named_parameters())

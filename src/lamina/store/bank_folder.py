@@ -21,7 +21,7 @@ import huggingface_hub
 import torch
 
 from lamina.bank import NAME, Reader, ReaderBank
-from lamina.bank.reader import MONITORS
+from lamina.bank.reader import MONITORS, WATCHES
 from lamina.bank.recorded_base import check_recorded_base
 from lamina.editing.record import location_of, set_location
 from lamina.errors import (
@@ -342,7 +342,7 @@ def load_bank(
     """Load a saved bank; the arguments and errors are those of `ReaderBank.from_pretrained`.
 
     With `writes`, the base model is loaded with its language model head, if it was saved with one. This is always done
-    if a loaded reader has monitors, because they score text that the model generates.
+    if a loaded reader has monitors or was added for them, because they score text that the model generates.
     """
     place = os.fsdecode(check_type("load", "folder", folder, "str | Path"))
     names = [readers] if isinstance(readers, str) else check_type("load", "readers", readers, "Collection | None")
@@ -371,8 +371,8 @@ def _load_bank(
     if model is None and manifest.base.recorded is not None:
         model = RecordedModel(manifest.base.recorded_facts)
     elif model is None:
-        has_monitors = any(reader.info.get(MONITORS) for reader in saved.values())
-        model, base_processor = _load_base(manifest.base, folder, writes=writes or has_monitors)
+        writes = writes or any(reader.info.get(MONITORS) or reader.info.get(WATCHES) for reader in saved.values())
+        model, base_processor = _load_base(manifest.base, folder, writes=writes)
         processor = base_processor if processor is None else processor
     elif processor is None and manifest.processor is None and model.name_or_path:
         processor = load_processor(model.name_or_path, model)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from lamina.bank import ReaderBank, ReaderModule
+from lamina.bank.reader import WATCHES
 from lamina.editing.record import set_location
 from lamina.errors import ConfigError, DataError
 from lamina.layers.devices import check_has_weights
@@ -319,7 +320,7 @@ def _keep_learnt(runner: Runner, groups: Sequence[Group]) -> None:
 def _record_training(engine: Engine) -> None:
     """Replace the `info` of each trained reader by what it was trained on, and its scores.
 
-    The facts that `Kind.learnt` found stay; stored monitors that use the reader do not. Each reader also records the
+    The facts that `Kind.learnt` found stay, and `WATCHES`; stored monitors that use the reader do not. Each reader also records the
     processor's facts (`record_inputs`). The location from which a trained base or whole model was loaded is cleared,
     because the weights there are now different.
     """
@@ -330,7 +331,8 @@ def _record_training(engine: Engine) -> None:
         learner = engine.learners[name]
         if isinstance(learner.module, ReaderModule):
             record_inputs([learner.module], engine.runner.processor)
-            learnt = {key: value for key, value in learner.module.info.items() if key in task.kind.learnt_keys}
+            kept = (*task.kind.learnt_keys, WATCHES)
+            learnt = {key: value for key, value in learner.module.info.items() if key in kept}
             split = task.split("train")
             length, spaced, pairs = None, None, split.pairs
             if (recorded := recorded_of(split)) is not None:

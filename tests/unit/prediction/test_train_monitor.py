@@ -391,6 +391,8 @@ def test_a_reader_that_looks_ahead_is_refused_when_it_is_added_to_watch():
         with pytest.raises(ConfigError, match=r"bank\.add: reader 'mood' has a (fusion|head) .* looks at other tokens"):
             bank.add("mood", reader, watch=True)
         assert "mood" not in bank
-    assert bank.add("mood", task, watch=True).head.is_token_wise()
+    reader = bank.add("mood", task, watch=True)
+    assert reader.head.is_token_wise()
+    assert reader.is_untrained(bank.stacks["main"], bank.model)
     with pytest.raises(ConfigError, match=r"bank\.add: reader 'mood' reads the stack"):
         ReaderBank(tiny_model(), tiny_tokenizer()).add("mood", task, watch=True)

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from tests.support.causal import causal_model
+from tests.support.causal import causal_model, causal_tokenizer
 from tests.support.finetuned import bert
 from tests.support.portions import one_in
 from tests.support.stored import logits, save_base, tiny_bank, tiny_model
 from tests.support.tiny import FAMILIES
 from tests.support.training import tiny_tokenizer, yes_no
-from transformers import BertConfig, BertForMaskedLM, T5EncoderModel
+from transformers import BertConfig, BertForMaskedLM, GPT2LMHeadModel, T5EncoderModel
 
 from lamina.bank import Reader, ReaderBank
 from lamina.editing.insert import insert_
@@ -33,7 +33,8 @@ from lamina.heads.sequence_classification import SequenceClassification
 from lamina.monitors import LastScore, Monitor
 from lamina.registry import lists_to_tuples
 from lamina.store import fingerprint, load, load_bank, save, save_bank
-from lamina.train import finetune
+from lamina.tasks.task import Task
+from lamina.train import finetune, fit
 
 
 @pytest.fixture
@@ -173,6 +174,20 @@ class TestBase:
             save_bank(bank.eval(), tmp_path / "bank")
             kinds = [type(load_bank(tmp_path / "bank", writes=writes).model).__name__ for writes in (False, True)]
             assert kinds == [plain, asked]
+
+    @pytest.mark.parametrize("watch", [True, False])
+    def test_that_readers_were_added_to_watch_has_its_head(self, watch: bool, tmp_path: Path):
+        causal_model().save_pretrained(tmp_path / "base")
+        bank = ReaderBank(GPT2LMHeadModel.from_pretrained(tmp_path / "base"), causal_tokenizer())
+        rows = [{"text": word, "label": word} for word in ("good", "fun")] * 4
+        task = Task.from_dataset("sequence_classification", {"train": rows, "validation": rows}, text="text")
+        bank.add("a", task, watch=watch)
+        fit(bank, {"a": task}, epochs=1)
+        save_bank(bank, tmp_path / "bank")
+        after = load_bank(tmp_path / "bank")
+        assert type(after.model).__name__ == ("GPT2LMHeadModel" if watch else "GPT2Model")
+        save_bank(after, tmp_path / "again")
+        assert isinstance(load_bank(tmp_path / "again").model, type(after.model))
 
     @pytest.mark.parametrize("trained", one_in(2, [False, True], 1))
     def test_with_inserted_layers_comes_back(self, trained: bool, tmp_path: Path):
