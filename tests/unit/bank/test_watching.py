@@ -635,7 +635,7 @@ def test_an_encoder_and_a_model_that_does_not_write_are_refused():
     message = "reader 'flag' reads the stack 'encoder', which does not read the generated text"
     with pytest.raises(ConfigError, match=message), bank_of("bart-Seq2SeqLM", "encoder").watch([FLAG]):
         pass
-    message = "reads the stack 'main', which does not read the generated text. .*, loaded with head='causal_lm'; from_pre"
+    message = "reads the stack 'main', which does not read the generated text. .*head='causal_lm'; from_pretrained"
     with pytest.raises(ConfigError, match=message), bank_of("gpt2").watch([FLAG]):
         pass
 

@@ -114,7 +114,7 @@ def test_a_rate_per_thousand_tokens_is_promised_said_and_saved(
 def test_the_labels_that_count_as_good_are_listed_if_there_are_several(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    rows: list[dict[str, Any]] = [{"prompt": "a", "reply": "b", "label": label} for label in ("ok", "bad", "bad ", "ok")]
+    rows: list[dict[str, Any]] = [ROW | {"label": label} for label in ("ok", "bad", "bad ", "ok")]
     read_labels(written(tmp_path, rows), ReplyColumns(), "bad")
     assert not caplog.messages
     rows.append(rows[0] | {"label": 1})
@@ -256,7 +256,7 @@ ROW = {"prompt": "anna", "reply": "the film", "label": "ok"}
                 [ROW, ROW | {"label": "bad"}, ROW | {"label": label}],
                 {},
                 DataError,
-                f"row 3, column 'label': the label '{label.strip()}' would count as good, but looks like .* label 'bad'",
+                f"row 3, column 'label': the label '{label.strip()}' would count as good, but looks like .* 'bad'",
             )
             for label in ("Bad ", "b\u200bad", "\uff42ad")  # a capital, a sign without width, a wide letter
         ),
