@@ -134,7 +134,6 @@ class ModelRunner(Runner):
                 "Load the model a second time, or train it with the bank: ReaderBank(model, train_base=True)."
             )
         parameter_groups(self.model, options, 1.0, self.op)
-        check_reloads(self.model, self.op)
         self.fit_head(groups[0])
         if self.kind.fit_processor(self.processor, self.task):
             vars(self.model)[_PROCESSOR] = self.processor
@@ -159,10 +158,11 @@ class ModelRunner(Runner):
 
         Args:
             group: Encoded examples with labels.
-            keep: Whether the task's class names and problem type stay in the model's config too.
+            keep: Whether the task's class names and problem type stay in the model's config too. True: the model
+                must also be one that can be loaded again after it is saved.
 
         Raises:
-            ConfigError: If the head does not fit.
+            ConfigError: If the head does not fit, or the saved model could not be loaded again.
         """
         config, text_config = self.model.config, self.model.config.get_text_config()  # often one object
         original, original_text = dict(vars(config)), dict(vars(text_config))
@@ -179,6 +179,8 @@ class ModelRunner(Runner):
                     raise
                 raise self._no_head("it takes no labels") from error  # only its config has classes
             self._try(group)
+            if keep:
+                check_reloads(self.model, self.op)
         except LaminaError:
             keep, before = False, original
             _reset(text_config, original_text)
