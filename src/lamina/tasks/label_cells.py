@@ -122,6 +122,17 @@ def is_missing(cell: object, labels: Collection[str] = (), *, texts: bool = Fals
     return str(cell).lower() in _MISSING  # "none", "nan", "<na>" or "nat"
 
 
+def is_hidden(cell: object) -> bool:
+    """Return whether a cell is empty or -1, or a list of such cells, as in test sets whose labels are secret.
+
+    An empty list does not count.
+    """
+    cell = plain(cell)
+    if isinstance(cell, list):
+        return bool(cell) and all(map(is_hidden, cell))
+    return is_missing(cell, texts=True) or (isinstance(cell, int | float | str) and str(cell).strip() in ("-1", "-1.0"))
+
+
 def class_name(cell: object, labels: Collection[str] = ()) -> str:
     """Return the class name in a cell: a text (see `trimmed`), or a whole number or bool as Python prints it.
 

@@ -22,8 +22,9 @@ from lamina.data.arrow import Column
 from lamina.data.read import Table
 from lamina.errors import ConfigError, DataError
 from lamina.tasks import label_cells as cell_forms
+from lamina.tasks.annotator_marks import skipped_rows
 from lamina.tasks.base import ColumnSpec
-from lamina.tasks.label_cells import SEPARATORS, LabelCellError, class_name, is_missing, plain, trimmed
+from lamina.tasks.label_cells import SEPARATORS, LabelCellError, class_name, is_hidden, is_missing, plain, trimmed
 from lamina.tasks.stratify import label_columns
 
 T = TypeVar("T")
@@ -42,7 +43,9 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
 
     `spec.missing_labels` says how: "drop" removes them, "error" and "ignore" raise DataError, and "mask" keeps them in
     `Table.whole`, from which `every_row` and `with_gaps` make the examples. None: "mask" if the kind allows it and
-    another column looks like the labels of another task (see `label_columns`), else "error".
+    another column looks like the labels of another task (see `label_columns`), else "error". Rows that an annotator
+    rejected, skipped or did not finish (see `skipped_rows`) have no label either; for them None means "drop", if no
+    other row lacks a label, and "ignore" is like "mask".
 
     A label is missing if the cell is None, NaN or blank, or a text such as "NA" or "null" that is not among
     `spec.labels`. A list with a missing entry counts as missing too. Splits that `with_labels` leaves out are left out
@@ -89,17 +92,6 @@ def _has_like(table: Table, column: str) -> bool:
     return table.numbered or any(get_close_matches(name, names, cutoff=0.75) for name in either)
 
 
-def is_hidden(cell: object) -> bool:
-    """Return whether a cell is empty or -1, or a list of such cells, as in test sets whose labels are secret.
-
-    An empty list does not count.
-    """
-    cell = plain(cell)
-    if isinstance(cell, list):
-        return bool(cell) and all(map(is_hidden, cell))
-    return is_missing(cell, texts=True) or (isinstance(cell, int | float | str) and str(cell).strip() in ("-1", "-1.0"))
-
-
 def every_row(table: Table) -> Table:
     """Return `table.whole`, the table before `labelled` removed rows without a label; `table` if that is None."""
     return table if table.whole is None else table.whole
@@ -121,32 +113,33 @@ def with_gaps(labels: Iterable[T], table: Table, gap: Callable[[int], T]) -> Ite
 def labelled_table(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
     """Return one table without the rows that have no label, or raise DataError; see `labelled`."""
     column, labels = spec.label, () if texts else spec.labels or ()
-    missing = {at: cell for at, cell in enumerate(table.cells(column)) if is_missing(cell, labels, texts=texts)}
+    cells, skipped, how = enumerate(table.cells(column)), skipped_rows(table, spec), spec.missing_labels
+    missing = {at: cell for at, cell in cells if at in skipped or is_missing(cell, labels, texts=texts)}
     if not missing:
         return table
-    how = spec.missing_labels
-    if how not in ("drop", "mask") and not (how is None and _may_be_shared(table, spec)):
-        at, cell = next(iter(missing.items()))
-        raise _no_label(table, table.rows[at], column, cell, spec)
+    refused = [at for at in missing if how == "error" or at not in skipped]
+    if refused and how not in ("drop", "mask") and not (how is None and _may_be_shared(table, spec)):
+        at = refused[0]
+        raise _no_label(table, table.rows[at], spec, missing[at], is_skipped=at in skipped)
     present = [at for at in range(len(table)) if at not in missing]
     if not present:
         raise DataError(f"task: {table.path} has no row with a label in column '{column}'.", path=table.path)
-    fate = "are left out" if how == "drop" else "give no loss and no score for it"
+    is_dropped = how == "drop" or (how is None and not refused)
+    fate = "are left out" if is_dropped else "give no loss and no score for it"
     what = f"%s: %d of %d rows have no label in column '%s' and {fate} (rows %s)"
-    there = dict.fromkeys(repr(trimmed(cell)) for cell in missing.values() if isinstance(cell, str) and cell.strip())
+    texts_there = (trimmed(cell) for at in refused if isinstance(cell := missing[at], str))
+    there = dict.fromkeys(repr(text) for text in texts_there if text)
     is_told = there and how is None
     hint = f". Some hold {listed(list(there))}; if one is a class, name it in labels" if is_told else ""
+    hint += f". The annotator rejected, skipped or did not finish {len(skipped)} of them" if skipped else ""
     numbers = listed([table.rows[at] for at in missing])
     logger.warning(f"task: {what}%s", table.path, len(missing), len(table), column, numbers, hint)
     rest = table.select_rows(present)
-    return rest if how == "drop" else replace(rest, whole=table, places=present)
+    return rest if is_dropped else replace(rest, whole=table, places=present)
 
 
 def _may_be_shared(table: Table, spec: ColumnSpec) -> bool:
-    """Return whether unlabelled rows may be kept for another task over the same rows.
-
-    They may if the kind can mask them, and a further column looks like labels.
-    """
+    """Return whether the kind can mask rows, and a further column looks like the labels of another task over them."""
     own = {str(column) for column in (spec.text, spec.text_pair, spec.label)}
     return "mask" in spec.kind.missing and bool(label_columns(table, own))
 
@@ -156,14 +149,16 @@ def listed(rows: Sequence[int | str]) -> str:
     return ", ".join(map(str, rows[:_SHOWN])) + ", ..." * (len(rows) > _SHOWN)
 
 
-def _no_label(table: Table, row: int, column: str | int, cell: object, spec: ColumnSpec) -> DataError:
+def _no_label(table: Table, row: int, spec: ColumnSpec, cell: object, *, is_skipped: bool) -> DataError:
     """Return the DataError for a row whose label `cell` is missing. A text such as "NA" is quoted; it may be a name."""
-    got, hint = f"has no label in column '{column}'", "Give missing_labels='drop' to leave such rows out"
+    got, hint = f"has no label in column '{spec.label}'", "Give missing_labels='drop' to leave such rows out"
     if "mask" in spec.kind.missing:
         hint = f"{hint}, 'mask' to keep them for other tasks over the same rows"
-    if isinstance(cell, str) and (name := cell.strip()):
+    if is_skipped:
+        got = f"{got} that counts: its annotator rejected, skipped or did not finish it"
+    elif isinstance(cell, str) and (name := cell.strip()):
         got, hint = f"{got} ({name})", f"{hint}, or labels=['{name}', ...] if that is a class"
-    return bad_cell(table, row, column, f"{got}; every row needs one. {hint}.")
+    return bad_cell(table, row, spec.label, f"{got}; every row needs one. {hint}.")
 
 
 # The problem type

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError, DataError, UnknownNameError, check_known
 from lamina.tasks.base import PARTS
-from lamina.tasks.labels import is_hidden
+from lamina.tasks.label_cells import is_hidden
 
 if TYPE_CHECKING:
     import datasets

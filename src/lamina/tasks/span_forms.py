@@ -14,6 +14,7 @@ from typing import TypeAlias, TypeGuard, cast, final
 
 import regex
 
+from lamina.tasks.annotator_marks import is_annotations
 from lamina.tasks.label_cells import LabelCellError, class_name, is_missing, plain, shown, spelled_list
 from lamina.tasks.tag_schemes import SPAN_LABEL
 from lamina.tasks.words import Span
@@ -75,7 +76,8 @@ def read_spans(cell: object, default: str = SPAN_LABEL) -> list[SpanMark]:
     """Return the spans in a cell.
 
     Raises SpanError if the cell or a span in it has another form; UnplacedSpanError if the cell says that its annotator
-    skipped or rejected the row, or a span has several labels; LabelCellError if a label is not a class name.
+    skipped or rejected the row, it has several annotations of Label Studio, or a span has several labels;
+    LabelCellError if a label is not a class name.
 
     Args:
         cell: One of these, or a JSON text with one of these: a list of spans; an object with the list under "entities",
@@ -85,8 +87,12 @@ def read_spans(cell: object, default: str = SPAN_LABEL) -> list[SpanMark]:
     cell = cell if isinstance(cell, list | tuple) else plain(cell)
     if isinstance(cell, str) and cell.strip()[:1] in ("[", "{"):
         cell = _spelled(cell.strip())
-    if isinstance(cell, list | tuple) and len(cell) == 1 and isinstance(cell[0], Mapping) and "result" in cell[0]:
-        cell = cell[0]
+    if is_annotations(cell):  # of Label Studio, one for each annotator
+        annotations = cast("Sequence[Mapping[str, object]]", cell)
+        finished = [part for part in annotations if part.get("was_cancelled") is not True]
+        if len(finished) > 1:
+            raise UnplacedSpanError(f"{len(finished)} annotations of one text", "; a row has one.", "Keep one; ")
+        cell = (finished or annotations)[0]
     if isinstance(cell, Mapping):
         # keys of Label Studio and Prodigy
         if cell.get("was_cancelled") is True or plain(cell.get("answer")) in ("reject", "ignore"):

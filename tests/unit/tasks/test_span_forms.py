@@ -369,3 +369,54 @@ def test_tags_without_any_span_are_an_error(tmp_path: Path):
 def test_cells_that_hold_no_spans_to_learn(cell: Any, problem: str):
     with pytest.raises(DataError, match=problem):
         read(cell)
+
+
+def marked(*answers: str | None, kind: str = "token_classification", **how: Any) -> Task:
+    """A task of rows as Prodigy exports them."""
+    spans = [{"start": 0, "end": 4, "label": "PER"}]
+    label = spans if kind == "token_classification" else "good"
+    rows = [{"text": TEXT, "label": label, "answer": answer} for answer in answers]
+    other = {"text": TEXT, "label": [] if kind == "token_classification" else "bad", "answer": "accept"}
+    return Task.from_dataset(kind, {"train": [other, *rows]}, text="text", stratify=False, **how)
+
+
+@pytest.mark.parametrize("kind", ["token_classification", "sequence_classification"])
+def test_rows_that_an_annotator_rejected_are_not_learnt(kind: str, caplog: pytest.LogCaptureFixture):
+    task = marked("accept", "reject", "ignore", "accept", kind=kind)
+    assert sum(map(len, task.splits.values())) == 3
+    assert "2 of 5 rows have no label in column 'label' and are left out (rows 3, 4). The annotator" in caplog.text
+    masked = marked("reject", "accept", "accept", kind=kind, missing_labels="mask")
+    assert sum(map(len, masked.splits.values())) == 4
+    with pytest.raises(DataError, match="row 3 has no label in column 'label' that counts: its annotator rejected"):
+        marked("accept", "reject", kind=kind, missing_labels="error")
+
+
+def test_a_column_answer_of_another_meaning_is_left_alone(caplog: pytest.LogCaptureFixture):
+    assert sum(map(len, marked("reject", "accept", "maybe").splits.values())) == 4
+    rows = [{"text": TEXT, "answer": answer} for answer in ("accept", "reject", "accept", "reject")]
+    task = Task.from_dataset("sequence_classification", {"train": rows}, text="text", label="answer", stratify=False)
+    assert sum(map(len, task.splits.values())) == 4
+    assert "annotator" not in caplog.text
+
+
+def studio(*annotations: Any, **how: Any) -> Task:
+    """A task of rows as Label Studio exports them."""
+    value = {"start": 0, "end": 4, "labels": ["PER"]}
+    done = [{"result": [{"type": "labels", "value": value}], "was_cancelled": False}]
+    rows = [{"text": TEXT, "annotations": cell} for cell in (done, *annotations)]
+    parts = {"train": rows, "validation": rows}
+    return Task.from_dataset("token_classification", parts, text="text", label="annotations", **how)
+
+
+def test_tasks_without_an_annotation_are_not_learnt_as_texts_without_spans():
+    assert len(studio([], [{"result": []}]).split("train")) == 2
+    assert len(studio([], missing_labels="ignore").split("train")) == 2
+    assert studio([], missing_labels="ignore").split("train").unlabelled == 1
+
+
+def test_two_annotations_of_one_text():
+    twice = [{"result": []}, {"result": []}]
+    with pytest.raises(DataError, match="row 2 has 2 annotations of one text in column 'annotations'; a row has one"):
+        studio(twice)
+    assert studio(twice, missing_labels="ignore").split("train").unlabelled == 1
+    assert len(studio([{"result": [], "was_cancelled": True}, {"result": []}]).split("train")) == 2
