@@ -25,17 +25,24 @@ import pyarrow.parquet as pq
 
 from lamina.data.arrow import CHUNK, Cell, Column, Record, columns_of, dataset_of
 from lamina.data.class_names import decoder, dictionary_names, names_of, parquet_features
+from lamina.data.json_lines import json_rows
 from lamina.data.parquet import parquet_errors, read_parquet
-from lamina.data.row_errors import bad_row, check_line_feeds, existing, missing_column, missing_value
+from lamina.data.row_errors import (
+    Numbered,
+    as_csv,
+    bad_row,
+    check_line_feeds,
+    existing,
+    missing_column,
+    missing_value,
+    watch_quotes,
+)
 from lamina.errors import DataError, convert_errors
-from lamina.utils import MAX_BYTES, RepeatedKeyError, check_range, parse_json
+from lamina.utils import MAX_BYTES, check_range
 
 T = TypeVar("T")
-# Lines, rows of cells, or records: each with its number in the file, or with the error that describes it.
-Numbered: TypeAlias = Iterator[tuple[int, T | DataError]]
 
 _MAX_CELL = 2**31 - 1  # by default the csv module refuses more than 131072 characters; Windows cannot count further
-_EXAMPLE = 'every line is one object, as {"text": "...", "label": "..."}'
 # CoNLL
 _BLANKS = re.compile(r"[ \t]+")
 _REPEATED = re.compile(r"\d+[-.]\d+")  # number of a multi-word token or an empty node in CoNLL-U
@@ -58,18 +65,20 @@ def read_records(path: Path, file_format: str, header: Sequence[str] | None = No
     Args:
         path: The file.
         file_format: "tsv", "csv", "conll" (a row is a sentence; see `sentences`), "jsonl" and "lines" (both skip blank
-            lines), or "all_lines" (blank lines are rows). A line of text is in the column "text".
+            lines), or "all_lines" (blank lines are rows). A line of text is in the column "text". A "jsonl" file may
+            also be one JSON array of objects, which are then numbered in place of lines; it is read whole.
         header: Names of the columns of "tsv" and "csv". None: they are in the first line.
     """
     if file_format == "conll":
         return sentences(str(path), lambda: _per_line(read_lines(path), lambda _, text: text))
     lines = read_lines(path)
     if file_format == "tsv":
-        return _to_records(path, _per_line(lines, lambda _, text: text.split("\t") if text else []), header)
+        rows = _per_line(lines, lambda _, text: text.split("\t") if text else [])
+        return _to_records(path, watch_quotes(path, rows), header)
     if file_format == "csv":
         return _to_records(path, _csv(path, lines), header)
     if file_format == "jsonl":
-        return _per_line(lines, lambda number, text: _object(path, number, text) if text.strip() else None)
+        return json_rows(path, lines)
     return _per_line(lines, lambda _, text: {"text": text} if text.strip() or file_format == "all_lines" else None)
 
 
@@ -211,19 +220,10 @@ def _to_records(path: Path, rows: Numbered[list[str]], header: Sequence[str] | N
                 yield at, dict(zip(names, row, strict=True))
             else:
                 hint = ". If blank lines divide sentences, let its name end in .conll" if row == [""] else ""
+                if own == "\t" and any('"' in cell for cell in row):
+                    hint = f". In TSV files quotes do not join cells or lines; {as_csv(path)}"
                 yield at, bad_row(path, at, f"has {len(row)} columns; the file has {len(names)}{hint}")
         held = [] if cells else held
-
-
-def _object(path: Path, number: int, text: str) -> Record | DataError:
-    """Return the JSON object in `text`, line `number` of a file; a DataError if there is none, or a key comes twice."""
-    try:
-        record = parse_json(text)
-    except RepeatedKeyError as error:
-        return bad_row(path, number, f"is not clear: {error}; a row has each column once")
-    except ValueError as error:
-        return bad_row(path, number, f"is not JSON ({error}); {_EXAMPLE}")
-    return record if isinstance(record, dict) else bad_row(path, number, f"is not an object; {_EXAMPLE}")
 
 
 # Called with the error of each row that cannot be read; None: the error is raised.
@@ -242,7 +242,8 @@ class Table:
     Attributes:
         path: Where the columns came from, for error messages.
         columns: Name of each column -> its cells. A cell that is missing in the file is None.
-        rows: The line of each row in the file, counted from 1 with the header; for Parquet, the row's number, from 1.
+        rows: The line of each row in the file, counted from 1 with the header; for Parquet and JSON arrays, the row's
+            number, from 1.
         numbered: Whether the names of the columns are numbers, as in CoNLL files. A cell is then a list with an entry
             for each word of a sentence.
         class_names: Column -> the class names that a schema declares for it; its cells have names in place of ids.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from lamina.errors import DataError, listed
 from lamina.utils import is_dir, is_file, similar_file
@@ -13,6 +16,11 @@ from lamina.utils import is_dir, is_file, similar_file
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+T = TypeVar("T")
+# Lines, rows of cells, or records: each with its number in the file, or with the error that describes it.
+Numbered: TypeAlias = Iterator[tuple[int, T | DataError]]
+_QUOTED = re.compile(r'"([^"]|"")*"')
+logger = logging.getLogger(__name__)
 _SET_BY = {  # default name of a column -> the advice if a file has no such column
     "sentence": " Name the column of the texts with `text`.",
     "label": " Name the column of the labels with `label`.",
@@ -34,6 +42,8 @@ def missing_column(path: object, name: str, known: Iterable[str]) -> DataError:
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean '{close[0]}'?" if close else _SET_BY.get(name, "")
+    if not close and str(path).lower().endswith((".csv", ".tsv")):
+        hint += " Row 1 is read as the header; if it is data, write a line with the names of the columns above it."
     reason = f"has no column '{name}'; its columns are: {listed(name, known)}"
     return DataError(f"read: {path} {reason}.{hint}", path=str(path), column=name)
 
@@ -49,6 +59,27 @@ def check_line_feeds(path: object, text: str) -> None:
     if "\n" not in text and "\r" in text.rstrip("\r"):
         problem = f"{path} has carriage returns and no line feed"
         raise DataError(f"read: {problem}. Convert them, for example with: tr '\\r' '\\n'", path=str(path))
+
+
+def as_csv(path: Path) -> str:
+    """Return the advice to save a TSV file whose cells are in quotes as CSV."""
+    return f"save the file as CSV, as with pandas.read_csv({path.name!r}, sep='\\t').to_csv('new.csv', index=False)"
+
+
+def watch_quotes(path: Path, rows: Numbered[list[str]]) -> Numbered[list[str]]:
+    """Yield the numbered rows of a TSV file unchanged; warn at its end if they have cells that are quoted as in CSV.
+
+    Such a cell begins and ends with a quote, and has doubled quotes and no others inside.
+    """
+    numbers: list[int] = []
+    for number, cells in rows:
+        if not isinstance(cells, DataError) and any('""' in cell[1:-1] and _QUOTED.fullmatch(cell) for cell in cells):
+            numbers.append(number)
+        yield number, cells
+    if numbers:
+        what = "%d rows have cells in quotes with doubled quotes inside, as in CSV (the first is row %d)"
+        hint = f"In TSV files quotes are ordinary characters. If the quotes are not part of the cells, {as_csv(path)}"
+        logger.warning(f"read: %s: {what}. {hint}", path, len(numbers), numbers[0])
 
 
 def bad_row(path: object, row: int, reason: str, column: str | None = None) -> DataError:

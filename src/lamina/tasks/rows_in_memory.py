@@ -79,7 +79,14 @@ def rows_of(part: str, source: object, label: str | int) -> datasets.Dataset | d
     if isinstance(source, Iterable) and not isinstance(source, datasets.Dataset | str | bytes | Mapping):
         rows = list(source)
     if not is_dataset and not all(isinstance(row, Mapping) for row in rows):
-        raise ConfigError(f"task: split '{part}' is {type(source).__name__}; it must be a Dataset or a list of dicts.")
+        hint = ""
+        if type(source).__module__.partition(".")[0] == "pandas":
+            hint = " Give frame.to_dict('records')."
+        elif isinstance(source, list | tuple):
+            number, row = next((number, row) for number, row in enumerate(rows, 1) if not isinstance(row, Mapping))
+            hint = f" Its row {number} is {type(row).__name__}."
+        rule = "it must be a Dataset or a list of dicts"
+        raise ConfigError(f"task: split '{part}' is {type(source).__name__}; {rule}.{hint}")
     if len(rows) == 0:
         raise DataError(f"task: split '{part}' is empty; it needs at least one row.")
     if is_dataset:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import datasets
 import numpy as np
+import pandas
 import pytest
 import torch
 from tests.support.files import jsonl, put, tsv
@@ -374,7 +375,16 @@ def test_images_at_hand(tmp_path: Path):
         ({"train": datasets.Dataset.from_list(ROWS).select([])}, DataError, "task: split 'train' is empty"),
         ({"train": "rows.csv"}, ConfigError, "task: split 'train' is str; it must be a Dataset or a list of dicts"),
         ({"train": {"sentence": ["a"]}}, ConfigError, "task: split 'train' is dict; it must be a Dataset"),
-        ({"train": [("a", 1)]}, ConfigError, "task: split 'train' is list; it must be a Dataset or a list of dicts"),
+        (
+            {"train": [("a", 1)]},
+            ConfigError,
+            r"is list; it must be a Dataset or a list of dicts\. Its row 1 is tuple",
+        ),
+        (
+            {"train": pandas.DataFrame({"text": ["a"]})},
+            ConfigError,
+            r"dicts\. Give frame\.to_dict\('records'\)",
+        ),
         ({"train": 3}, ConfigError, "task: split 'train' is int; it must be a Dataset"),
         (
             {"train": datasets.Dataset.from_list(ROWS).with_transform(dict)},
