@@ -401,7 +401,9 @@ def read_estimator(folder: Path, kind: type[T]) -> tuple[T, str | None]:
     """
     path = folder / FILE
     if not path.is_file():
-        raise StoreError(f"load: {folder} has no {FILE}; give a folder that the `save` of an estimator wrote.")
+        way = " It is a bank: ask it by lamina.predict(folder, texts), or open it by ReaderBank.from_pretrained."
+        hint = way if (folder / MANIFEST).is_file() else ""
+        raise StoreError(f"load: {folder} has no {FILE}; give a folder that the `save` of an estimator wrote.{hint}")
     facts = read_json(path)
     if facts.get("format") != FORMAT:
         what = f"has format {facts.get('format')}; this version of lamina reads format {FORMAT}"

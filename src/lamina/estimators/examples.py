@@ -186,7 +186,8 @@ def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     Raises DataError if y is None, is not as long as `texts`, lacks a label, has only one class, or has another form.
 
     Args:
-        y: One class per text, or zeros and ones `[texts, labels]`, dense or sparse.
+        y: One class per text, or zeros and ones `[texts, labels]`, dense or sparse. Columns of a data frame name the
+            labels if their names are texts.
         texts: The texts; y must have as many rows.
         op: Name of the calling method, which begins the error messages.
     """
@@ -206,7 +207,9 @@ def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
             table = np.asarray(checked.toarray() if hasattr(checked, "toarray") else checked).astype(int)
             if other := set(table.flat) - {0, 1}:
                 raise ValueError(f"y is a table with the number {other.pop()}; it has zeros and ones, one per label.")
-            labels = tuple(map(str, range(table.shape[1])))
+            columns = [*getattr(y, "columns", ())]  # of a data frame
+            is_named = bool(columns) and all(isinstance(name, str) for name in columns)
+            labels = tuple(columns if is_named else map(str, range(table.shape[1])))
             return Targets("multi_label", labels, list(map(tuple, table.tolist())), np.arange(table.shape[1]))
         if kind == "multiclass-multioutput":
             raise ValueError(

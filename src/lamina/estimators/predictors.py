@@ -45,7 +45,8 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
     """Classify texts, or pairs of texts, with a reader on a frozen model.
 
     X is a list, array or column of texts; or pairs of texts, as tuples or as two columns. y has one class per text (a
-    text, whole number or bool). For several labels per text, it is an array of zeros and ones, shape (texts, labels).
+    text, whole number or bool). For several labels per text, it is an array or a data frame of zeros and ones, shape
+    (texts, labels); the reader's labels have the names of a data frame's columns.
     Clones share the model; the two models last used by name are cached.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.exceptions import NotFittedError
-from tests.support.training import tiny_model, tiny_tokenizer
+from tests.support.training import tiny_bank, tiny_model, tiny_tokenizer
 
 import lamina
 from lamina.errors import BaseMismatchError, ConfigError, StoreError
@@ -99,6 +99,9 @@ def test_what_is_no_saved_estimator(base: str, texts: list[str], tmp_path: Path)
         LaminaClassifier(base).save(tmp_path)
     with pytest.raises(StoreError, match=r"has no estimator.json"):
         LaminaClassifier.load(tmp_path / "none")
+    tiny_bank({}).save_pretrained(tmp_path / "bank")
+    with pytest.raises(StoreError, match=r"wrote\. It is a bank: ask it by lamina.predict\(folder, texts\)"):
+        LaminaClassifier.load(tmp_path / "bank")
     LaminaTransformer(base).fit(texts).save(tmp_path)
     with pytest.raises(StoreError, match="was saved by a LaminaTransformer; it is not a LaminaClassifier"):
         LaminaClassifier.load(tmp_path)

@@ -91,6 +91,14 @@ def test_what_y_holds(y: object, problem: str):
     assert (targets.stratify is not None) == (problem == "classification")
 
 
+def test_labels_have_the_names_of_a_data_frame():
+    frame = pd.DataFrame([[0, 1], [1, 1], [0, 0]], columns=["late", "rude"])
+    assert class_targets(frame, TEXTS, "op").labels == ("late", "rude")
+    assert class_targets(frame.astype(bool), TEXTS, "op").labels == ("late", "rude")
+    frame.columns = [3, 4]
+    assert class_targets(frame, TEXTS, "op").labels == ("0", "1")
+
+
 @pytest.mark.parametrize(
     ("y", "labels", "values"),
     [
