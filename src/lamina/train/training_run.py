@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -31,9 +32,9 @@ from lamina.train.grid import RunSpec, expand_into, undo_grid_on_error
 from lamina.train.groups import groups_of, max_length, tasks_by_name
 from lamina.train.model_runner import ModelRunner
 from lamina.train.options import FitOptions, PassOptions, per_reader
-from lamina.train.plan import Group, Plan
+from lamina.train.plan import LEAST_STEPS, Group, Plan
 from lamina.train.results import IMPORTANCES, FitResult, Scores, TableRow, sorted_rows, write_parquet
-from lamina.utils import barrier, check_type, rank, write_text
+from lamina.utils import barrier, check_type, pluralize, rank, write_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_FEW_STEPS = 30  # with fewer optimizer steps, a reader has learnt little
 _FEW_ROWS = 8  # with fewer validation rows, the choice of the best epoch is a matter of chance
 _READ_PARTS = ("train", "validation")  # parts that are read in every epoch
 _FILES = ("history.json", "table.parquet", "importances.parquet")  # the last one only for a bank, see `_write`
@@ -148,7 +150,7 @@ def train(  # noqa: PLR0913
             _write(target, runner.processor, folder, result, tables.files(result) if tables else {})
         barrier()
     _warn_of_few_rows(op, scored, options, {specs[name].task for name, count in plan.epochs.items() if count > 1})
-    return result
+    return _warned_of_little(op, engine, result)
 
 
 def _scored_tasks(op: str, runner: Runner, tasks: Mapping[str, Task], options: FitOptions) -> dict[str, Task]:
@@ -214,6 +216,33 @@ def _warn_of_few_rows(op: str, scored: Mapping[str, Task], options: FitOptions, 
         if name in several and rows < _FEW_ROWS and task.metric not in LOWER:
             problem = f"'{name}' has {rows} validation rows, which can hardly tell which epoch is best"
             logger.warning('%s: %s. Use more, or keep="last".', op, problem)
+
+
+def _warned_of_little(op: str, engine: Engine, result: FitResult) -> FitResult:
+    """Return the result of a run of `fit`, after warnings about readers that may have learnt little; others unchanged.
+
+    A warning names each reader that took fewer than 30 optimizer steps, unless the options that decide their number
+    have other values than the defaults. Another names all learners that are not better, on their validation splits,
+    than the best constant answer. `op` begins the messages. Only rank 0 warns.
+    """
+    if op != "fit" or rank():
+        return result
+    plan, options, usual = engine.plan, engine.options, FitOptions()
+    chosen = options.max_steps is not None or options.step_size != usual.step_size
+    for name in engine.learners if isinstance(engine.runner, BankRunner) and not chosen else ():
+        if plan.epochs[name] == usual.epochs and (steps := plan.steps_of(name)) < _FEW_STEPS:
+            enough = math.ceil(LEAST_STEPS * plan.epochs[name] / steps)
+            problem = f"'{name}' took {pluralize(steps, 'optimizer step')}, perhaps too few to learn from"
+            logger.warning("%s: %s. Raise epochs, for instance to %d, or lower batch_size.", op, problem, enough)
+    poor: list[str] = []
+    for name, constant in result.baselines.items():
+        metric = engine.learners[name].metric
+        sign = -1 if metric in LOWER else 1
+        if metric in constant and sign * result.best[name][metric] <= sign * constant[metric]:
+            poor.append(f"'{name}' ({metric} {result.best[name][metric]:.3f}, always '{constant['always']}')")
+    if poor:
+        logger.warning("%s: not better on validation than one and the same answer: %s", op, ", ".join(poor))
+    return result
 
 
 def _warn_of_separate_passes(op: str, tasks: Mapping[str, Task]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.support.training import reader, tiny_bank, yes_no
 
+from lamina import fit
 from lamina.tasks.task import Task
 from lamina.train.groups import warn_of_texts
 
@@ -39,6 +41,32 @@ def test_a_pair_is_shared_only_as_a_whole(caplog: pytest.LogCaptureFixture):
         "fit: 'pairs': 1 text of 2",
         "fit: 'pairs': 1 of 2 texts",
     ]
+
+
+def test_a_run_of_few_steps_says_so_unless_their_number_was_chosen(caplog: pytest.LogCaptureFixture):
+    few = yes_no(train=8, validation=8)
+    bank = tiny_bank({"mood": reader(few)})
+    fit(bank, {"mood": few}, progress=False)
+    told = "fit: 'mood' took 3 optimizer steps, perhaps too few to learn from. Raise epochs, for instance to 200"
+    assert told in caplog.text
+    caplog.clear()
+    for chosen in ({"epochs": 2}, {"batch_size": 8}, {"max_steps": 3}):
+        fit(bank, {"mood": few}, progress=False, **chosen)
+    many = yes_no(train=320, validation=8)  # ten steps per epoch
+    fit(bank, {"mood": many}, progress=False)
+    assert "optimizer step" not in caplog.text
+
+
+def test_readers_that_are_no_better_than_one_answer_are_named(caplog: pytest.LogCaptureFixture):
+    mood = yes_no(train=40, validation=20)
+    bank = tiny_bank({"mood": reader(mood), "good": reader(mood)})
+    result = fit(bank, {"good": mood}, epochs=20, batch_size=4, learning_rate=0.03, progress=False)
+    assert result.best["good"]["accuracy"] > result.baselines["good"]["accuracy"]
+    assert "not better" not in caplog.text
+    bank["mood"].head.output.bias.data[0] = 99.0
+    always = fit(bank, {"mood": mood}, epochs=1, learning_rate=1e-9, progress=False)
+    assert always.best["mood"]["accuracy"] <= always.baselines["mood"]["accuracy"]
+    assert "fit: not better on validation than one and the same answer: 'mood' (accuracy 0." in caplog.text
 
 
 def test_running_text_repeats_lines_without_a_warning(caplog: pytest.LogCaptureFixture):
