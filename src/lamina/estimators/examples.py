@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast, final
 
 import numpy as np
 import pandas as pd
+from scipy.sparse import issparse
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import validate_data
@@ -70,6 +71,7 @@ def as_texts(estimator: BaseEstimator, X: TextsLike, op: str, *, reset: bool) ->
     """
     if isinstance(X, str | bytes):
         raise DataError(f"{op}: X is one text; a list, array or column of texts is needed.")
+    _check_dense(X, op)
     with data_errors(op):
         # sets the names of the columns, or compares them
         validate_data(estimator, X, reset=reset, skip_check_array=True, ensure_2d=False)
@@ -85,6 +87,13 @@ def as_texts(estimator: BaseEstimator, X: TextsLike, op: str, *, reset: bool) ->
             came = f"row {row} of X holds {wrong!r:.40} of type {type(wrong).__name__}"
             raise DataError(f"{op}: {came}; every row is a text, or every row a pair of texts.", row=row)
     return [str(text) for text in rows] if single else [(str(first), str(second)) for first, second in rows]
+
+
+def _check_dense(X: TextsLike, op: str) -> None:
+    """Raise DataError, whose message begins with `op`, if X is a sparse array, which holds numbers."""
+    if issparse(X):
+        hint = "Give the texts that the numbers were made from"
+        raise DataError(f"{op}: X is a sparse array of numbers; an estimator of Lamina reads texts. {hint}.")
 
 
 def _check_columns(estimator: BaseEstimator, table: np.ndarray, op: str, *, reset: bool) -> None:
@@ -114,6 +123,7 @@ def as_words(X: TextsLike, op: str) -> list[list[str]]:
     Raises DataError if X is not a collection or is empty, or a row is not a list of strings. The message begins with
     `op`, and names the first wrong row.
     """
+    _check_dense(X, op)
     if isinstance(X, str | bytes) or not hasattr(X, "__len__"):
         raise DataError(f"{op}: X is one {type(X).__name__}; a list of lists of words is needed.")
     if not len(X):

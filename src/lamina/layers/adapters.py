@@ -119,8 +119,13 @@ def settings_in_place(layer: PeftLayer) -> dict[str, object]:
     return {name: copy(vars(layer)[name]) for name in names if name in vars(layer)}
 
 
+def has_peft(model: nn.Module) -> bool:
+    """Return whether a model is a PEFT model, or has PEFT layers."""
+    return hasattr(model, "peft_config") or bool(adapted_layers(model))
+
+
 def check_no_adapters(model: nn.Module, op: str) -> None:
     """Raise ConfigError, about the operation `op`, if a model has PEFT adapters."""
-    if hasattr(model, "peft_config") or adapted_layers(model):
+    if has_peft(model):
         hint = "Call merge_and_unload() of the PEFT model first, and use the model that it returns."
         raise ConfigError(f"{op}: the model carries adapters (PEFT), whose weights are apart from its own. {hint}")

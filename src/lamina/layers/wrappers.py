@@ -47,7 +47,8 @@ def checked_model(got: M, op: str, wanted: str = "a transformers model") -> M:
         return model
     name, hint = f"a {type(model).__name__}", hint or "Give the first value that lamina.load returns"
     if isinstance(model, (str, PathLike)):
-        name, hint = f"'{model}'", "Load it first, by lamina.load, or a bank by ReaderBank.from_pretrained"
+        name, hint = f"'{model}'", "Load it first, by lamina.load"
+        hint += ", or a bank by ReaderBank.from_pretrained" * (op != "load")  # its `model` is a model only
     raise ConfigError(f"{op}: got {name}, which is not a model; {wanted} is needed. {hint}.")
 
 

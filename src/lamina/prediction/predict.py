@@ -166,8 +166,8 @@ class Prepared:
     def warn(self, op: str) -> None:
         """Log a warning if an example is too long to be read whole; `op` begins the message."""
         if cut := self.cut:
-            what = "examples are longer than what is read of them; the rest was left out or cut off"
-            logger.warning("%s: %d %s", op, cut, what)
+            longer = "is longer than what is read of it" if cut == 1 else "are longer than what is read of them"
+            logger.warning("%s: %s %s; the rest was left out or cut off", op, pluralize(cut, "example"), longer)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from lamina.editing.editable import has_packed
 from lamina.editing.record import edits, set_location
 from lamina.errors import ConfigError, LaminaError, StoreError
 from lamina.layers import stacks
-from lamina.layers.adapters import adapted_layers, check_no_adapters
+from lamina.layers.adapters import check_no_adapters, has_peft
 from lamina.layers.devices import check_has_weights
 from lamina.layers.stack import by_path
 from lamina.layers.wrappers import unwrapped
@@ -46,7 +46,8 @@ def check_reloads(model: PreTrainedModel, op: str) -> None:
     """Check that a model's config and recorded edits describe its weights: a saved model is built from these two.
 
     A model of the same class is built without memory for weights, and the names, shapes and sharing of all weights are
-    compared. Models whose config says how they are quantised are not checked, as their weights have other shapes.
+    compared. Models whose config says how they are quantised are not checked, as their weights have other shapes, nor
+    are models with adapters (PEFT), which are merged before they are saved.
     Classes that cannot be built from their config are not checked either, with a warning.
 
     Args:
@@ -57,7 +58,7 @@ def check_reloads(model: PreTrainedModel, op: str) -> None:
         ConfigError: If, in the model that would be loaded, a weight is missing, has another shape or has no place, or a
             weight that blocks share now would not be shared; or if the model was quantised after it was loaded.
     """
-    if getattr(model.config, "quantization_config", None) is not None:
+    if getattr(model.config, "quantization_config", None) is not None or has_peft(model):
         return
     if any(map(has_packed, model.modules())):
         raise ConfigError(f"{op}: {_PACKED}")
@@ -77,7 +78,7 @@ def changed_blocks(model: PreTrainedModel) -> str | None:
     which a base model may lack. Models that cannot be built from their config, quantised ones, and those with adapters
     are not compared.
     """
-    if getattr(model.config, "quantization_config", None) is not None or adapted_layers(model):
+    if getattr(model.config, "quantization_config", None) is not None or has_peft(model):
         return None
     paths = {module: path for path, module in by_path(model).items()}
     blocks = [block for stack in stacks(model).values() for block in stack.blocks]

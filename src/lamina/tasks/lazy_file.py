@@ -149,7 +149,7 @@ class LazyFile(ABC):
                 size = rest if self.size is None else min(rest, self.size)
                 return file.read(size) if size <= most else b"", size
         except (OSError, ValueError) as error:
-            reason, advice = getattr(error, "strerror", None) or error, f"{self.many} are read again in every epoch"
+            reason, advice = getattr(error, "strerror", None) or error, f"{self.many} are read again at each use"
             if "://" in self.path:
                 advice = "files are read from disk, so download it first"
             elif len(self.path) > _SHOWN:

@@ -10,7 +10,7 @@ from scipy.sparse import csr_array
 from sklearn.base import BaseEstimator
 
 from lamina.errors import DataError
-from lamina.estimators.examples import as_texts
+from lamina.estimators.examples import as_texts, as_words
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from lamina.estimators.examples import as_texts
         ([("a", 3)], "op: row 0 of X holds 3 of type int"),
         (np.array([["a", "b", "c"]]), "op: X has 3 columns; one of texts is needed, or two of pairs."),
         (pd.Series(["a", pd.NA]), "op: row 1 of X holds"),
-        (csr_array([[1]]), "op: Sparse data was passed"),
+        (csr_array([[1]]), "op: X is a sparse array of numbers; an estimator of Lamina reads texts. Give the texts"),
     ],
 )
 def test_what_is_no_text(X: object, message: str):
@@ -40,6 +40,11 @@ def test_texts_are_plain_ones_whatever_they_came_in():
     assert type(as_texts(BaseEstimator(), np.array(["a"]), "op", reset=True)[0]) is str
     assert as_texts(BaseEstimator(), pd.Series([("a", "b")]), "op", reset=True) == [("a", "b")]
     assert as_texts(BaseEstimator(), [["a"], ["b"]], "op", reset=True) == ["a", "b"]
+
+
+def test_a_sparse_table_holds_no_words():
+    with pytest.raises(DataError, match="op: X is a sparse array of numbers"):
+        as_words(csr_array([[1, 0], [0, 2]]), "op")
 
 
 def test_columns_are_those_of_fit():

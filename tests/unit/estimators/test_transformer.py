@@ -40,7 +40,7 @@ def test_only_so_many_tokens_are_read(base: str, caplog: pytest.LogCaptureFixtur
     long, start = "the film is good and bad", "the film"
     made = LaminaTransformer(base, max_length=4).fit([long])
     np.testing.assert_allclose(made.transform([long]), LaminaTransformer(base).fit_transform([start]), atol=1e-5)
-    assert "LaminaTransformer.transform: 1 examples are longer than what is read of them" in caplog.text
+    assert "LaminaTransformer.transform: 1 example is longer than what is read of it;" in caplog.text
     with pytest.raises(ConfigError, match="max_length is 99"):
         LaminaTransformer(base, max_length=99).fit([long])
     with pytest.raises(ConfigError, match=r"LaminaTransformer\.fit: max_length is '4'"):

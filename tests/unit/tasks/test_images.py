@@ -279,7 +279,7 @@ def test_image_that_is_gone(tmp_path: Path):
     found = read_images(picture_folder(tmp_path)).column("image")[0]
     Path(found.path or "").unlink()
     with pytest.raises(
-        DataError, match=r"0000\.png cannot be read \(No such file or directory\); images are read again"
+        DataError, match=r"0000\.png cannot be read \(No such file or directory\); images are read again at each use"
     ):
         found.open()
 

@@ -252,7 +252,7 @@ def test_a_longest_length_is_counted_and_remembered(tones: Task, caplog: pytest.
     sound = tone(seconds=0.9)
     answers = predict(bank, [sound, sound[:150]])
     np.testing.assert_allclose(probabilities(answers[0]), probabilities(answers[1]), atol=1e-6)
-    assert "predict: 1 examples are longer than what is read of them" in caplog.text
+    assert "predict: 1 example is longer than what is read of it;" in caplog.text
 
 
 def test_an_array_of_clips_is_a_list_of_them(tones: Task):

@@ -141,6 +141,13 @@ def test_no_padding_token_anywhere():
     assert len(predict(model, ["good"], processor=tokenizer)) == 1
 
 
+def test_nothing_is_said_of_saving_a_model_with_adapters(caplog: pytest.LogCaptureFixture):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS")
+    tune(peft.get_peft_model(bert(), config), yes_no())
+    assert "will load again" not in caplog.text
+
+
 def test_names_of_classes_that_differ_in_case_alone_are_kept():
     model = bert()
     model.config.id2label = {0: "NO", 1: "Yes"}

@@ -120,8 +120,9 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
         layers: Layers to read, in both models.
         stack: Name of the stack. None: the only one, or the encoder.
         measures: Names of measures, or "all".
-        per: What a row is. "text": the mean of the states of a text's tokens, without padding. "token": one token's
-            state; at most 16 tokens of each text are drawn at random, so that memory stays bounded.
+        per: What a row is. "text": the mean of the states of a text's tokens, with special tokens, without padding.
+            "token": one token's state; at most 16 tokens of each text are drawn at random, so that memory stays
+            bounded.
         minibatch: Rows per unbiased estimate of CKA, at least 4. Minibatches have up to twice as many rows if the rows
             do not divide evenly, and fewer if there are fewer rows in all.
         batch_size: Texts per pass; it affects only the speed.
