@@ -238,3 +238,20 @@ def test_it_makes_a_row_neither_positive_nor_negative_for_a_monitor(labels: list
     how: dict[str, Any] = {"text": "text", "labels": ["bad", "good"], "missing_labels": "mask"}
     task = Task.from_dataset(KIND, {"test": rows}, **how)
     assert positives_of(task, "test", ["bad"]) == [True, False, None]
+
+
+def test_of_several_labels_in_a_text_an_empty_one_is_missing_if_the_user_chose(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    path = tsv(tmp_path / "some.tsv", ["a\tx;y", "b\t", "c\ty", "d\t;"])
+    how: dict[str, Any] = {"problem_type": "multi_label", "labels": ["x", "y"]}
+    with caplog.at_level("INFO"):
+        assert classify(test=path, **how).split("test").labels == ((1, 1), (0, 0), (0, 1), (0, 0))
+    assert "1 of 4 cells in column 'label' are empty, which is read as no class. Give missing" in caplog.text
+    assert classify(test=path, missing_labels="drop", **how).split("test").labels == ((1, 1), (0, 1), (0, 0))
+    assert classify(test=path, missing_labels="mask", **how).split("test").unlabelled == 1
+    assert classify(test=path, missing_labels="mask_nulls", **how).split("test").unlabelled == 0  # as `evaluate` reads
+    with pytest.raises(DataError, match="row 3 has no label in column 'label'; every row needs one"):
+        classify(test=path, missing_labels="error", **how)
+    with pytest.raises(DataError, match="or problem_type='multi_label' if a cell has several classes and may be empty"):
+        classify(train=path)

@@ -19,6 +19,9 @@ from typing import TypeAlias
 from lamina.data.encode import encodable
 from lamina.utils import RepeatedKeyError, parse_json
 
+# `missing_labels` of `evaluate`: as "mask", but an empty text of a multi-label task means no class, as it does in
+# training if the user chose nothing
+MASK_NULLS = "mask_nulls"
 SEPARATORS = ",;|"  # signs that may stand between the class names in one text
 _ERRORS = "#value! #ref! #div/0! #num! #name? #null!"  # of spreadsheets
 _MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none", *_ERRORS.split()})
@@ -214,7 +217,9 @@ def is_amount(cell: str) -> bool:
 # Several classes in one cell
 
 
-def parts(cell: object, separator: str | None = None, labels: Collection[str] = ()) -> list[Cell]:
+def parts(
+    cell: object, separator: str | None = None, labels: Collection[str] = (), *, is_blank_missing: bool = False
+) -> list[Cell]:
     """Return the entries of a cell that may have several classes.
 
     Raises LabelCellError if a text in square brackets is not a list, or the cell or an entry of its list is a mapping,
@@ -225,12 +230,15 @@ def parts(cell: object, separator: str | None = None, labels: Collection[str] = 
             Anything else, such as a number, is the only entry.
         separator: The sign between names in one text. None: a text is one name.
         labels: Class names; a text that is one of them is not divided.
+        is_blank_missing: Whether a blank text has None as its only entry, a missing label, and not no class.
     """
     cell = plain(cell)
     if isinstance(cell, str):
         text = trimmed(cell)
         if text in labels:
             return [text]
+        if is_blank_missing and not text:
+            return [None]
         spelled = spelled_list(text)
         if spelled is None:
             names = [text] if separator is None else text.split(separator)

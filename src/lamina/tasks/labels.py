@@ -118,7 +118,8 @@ def labelled_table(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
     if not missing:
         return table
     refused = [at for at in missing if how == "error" or at not in skipped]
-    if refused and how not in ("drop", "mask") and not (how is None and _may_be_shared(table, spec)):
+    is_allowed = how in ("drop", "mask", cell_forms.MASK_NULLS) or (how is None and _may_be_shared(table, spec))
+    if refused and not is_allowed:
         at = refused[0]
         raise _no_label(table, table.rows[at], spec, missing[at], is_skipped=at in skipped)
     present = [at for at in range(len(table)) if at not in missing]
@@ -156,6 +157,8 @@ def _no_label(table: Table, row: int, spec: ColumnSpec, cell: object, *, is_skip
         hint = f"{hint}, 'mask' to keep them for other tasks over the same rows"
     if is_skipped:
         got = f"{got} that counts: its annotator rejected, skipped or did not finish it"
+    elif spec.problem_type is None and any(";" in text or "|" in text for text in map(str, table.cells(spec.label))):
+        hint += ", or problem_type='multi_label' if a cell has several classes and may be empty"
     elif isinstance(cell, str) and (name := cell.strip()):
         got, hint = f"{got} ({name})", f"{hint}, or labels=['{name}', ...] if that is a class"
     return bad_cell(table, row, spec.label, f"{got}; every row needs one. {hint}.")
@@ -454,7 +457,8 @@ def as_lists(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
     """
     tables, labels = with_labels(tables, spec), frozenset(spec.labels or ())
     separator = spec.separator or _separator(tables, spec.label, labels)
-    decode = partial(cell_forms.parts, separator=separator, labels=labels)
+    is_chosen = spec.problem_type == "multi_label" and spec.missing_labels not in (None, cell_forms.MASK_NULLS)
+    decode = partial(cell_forms.parts, separator=separator, labels=labels, is_blank_missing=is_chosen)
     changed: dict[str, Table] = {}
     counts, are_texts, are_flags = set[int](), True, True
     for part, table in tables.items():

@@ -50,7 +50,9 @@ class SequenceClassificationKind(TextClassKind):
         """
         spec = replace(spec, text=lab.usual_column(spec.text, self.usual_columns[0], "text", tables))
         if spec.problem_type == "multi_label":
-            tables = lab.as_lists(tables, spec)
+            lists = lab.as_lists(tables, spec)
+            _tell_of_blanks({part: tables[part] for part in lists}, spec)
+            tables = lists
         tables = lab.labelled(tables, spec)
         problem = spec.problem_type or lab.infer_problem_type(next(iter(tables.values())), spec)
         if problem == "multi_label" != spec.problem_type:
@@ -84,6 +86,16 @@ class SequenceClassificationKind(TextClassKind):
     def model_labels(self, labels: Tensor, task: TaskLike) -> Tensor:
         """Return a batch's labels in the dtype that transformers' losses expect: floats for multi-label tasks."""
         return labels.float() if task.problem_type == "multi_label" else labels
+
+
+def _tell_of_blanks(tables: Mapping[str, Table], spec: ColumnSpec) -> None:
+    """Log how many blank texts each table has in the label column, if `spec` leaves open whether labels are missing."""
+    for table in tables.values() if spec.missing_labels is None else ():
+        blank = sum(isinstance(cell, str) and not cell.strip() for cell in table.cells(spec.label))
+        if blank:
+            what = "%d of %d cells in column '%s' are empty, which is read as no class"
+            hint = "Give missing_labels='drop' if these rows were not labelled"
+            logger.info(f"task: %s: {what}. {hint}.", table.path, blank, len(table), spec.label)
 
 
 def _warn_of_ids(tables: Mapping[str, Table], spec: ColumnSpec) -> None:

@@ -353,7 +353,8 @@ class Task:
                 warning. "ignore", for spans, is like "error", but rows with a span that is not in their text, shares a
                 word with another, contains no word or has several labels are kept without labels. None: "mask" if
                 another column of the file looks like labels and `fit` gets a task over the same rows, else "error";
-                but rows that an annotator rejected, skipped or did not finish (Prodigy, Label Studio) are left out.
+                but rows that an annotator rejected, skipped or did not finish (Prodigy, Label Studio) are left out, and
+                under the problem type "multi_label" an empty text means that the row has no class.
             label_all_tokens: For "token_classification", whether to learn every sub-token of a word (B- is continued as
                 I-), and not only the first. Words are scored by their first sub-token in either case.
             name: Name of the task. None: the name of the first file, without its ending.
