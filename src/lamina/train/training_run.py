@@ -238,7 +238,8 @@ def _warned_of_little(op: str, engine: Engine, result: FitResult) -> FitResult:
     for name, constant in result.baselines.items():
         metric = engine.learners[name].metric
         sign = -1 if metric in LOWER else 1
-        if metric in constant and sign * result.best[name][metric] <= sign * constant[metric]:
+        perfect = constant.get(metric) == (0 if metric in LOWER else 1)  # the split has one answer only
+        if metric in constant and not perfect and sign * result.best[name][metric] <= sign * constant[metric]:
             poor.append(f"'{name}' ({metric} {result.best[name][metric]:.3f}, always '{constant['always']}')")
     if poor:
         logger.warning("%s: not better on validation than one and the same answer: %s", op, ", ".join(poor))

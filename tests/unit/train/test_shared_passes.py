@@ -50,7 +50,7 @@ def test_tasks_over_one_file_share_every_pass(tmp_path: Path, pair: dict[str, An
     bank = bank_for(**tasks)
     result = train(bank, tasks, epochs=2, batch_size=8)
     assert result.steps == 2 * math.ceil(180 / 8)
-    assert caplog.messages == []
+    assert "validation parts" not in caplog.text
     assert {name: bank[name].info["rows"] for name in tasks} == dict.fromkeys(COLUMNS, 180)
 
 
@@ -65,7 +65,7 @@ def test_tasks_that_hold_out_other_rows_of_the_same_are_named(pair: dict[str, An
     }
     train(bank_for(**tasks), tasks, epochs=1)
     wanted = "fit: 'a', 'b', 'c' have the same rows but different validation parts, so they cannot all share a pass."
-    assert [wanted in message for message in caplog.messages] == [True]
+    assert sum(wanted in message for message in caplog.messages) == 1
 
 
 def test_rows_without_a_label_are_masked_where_another_task_shares_them(caplog: pytest.LogCaptureFixture):
