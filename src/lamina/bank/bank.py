@@ -349,15 +349,16 @@ class ReaderBank(ReaderCollection):
             every: Number of tokens that are scored together. More tokens cost less, but delay steps, flags and stops.
             drift: Monitor name -> its drift test, as in `watch`; not together with `stop`. A reply is left out if the
                 caller leaves the loop before it is complete.
-            **options: Options of `generate`, such as `max_new_tokens`, `do_sample` or `stopping_criteria`.
+            **options: Options of `generate`, such as `max_new_tokens`, `do_sample` or `stopping_criteria`. With
+                `stop_strings`, the bank's tokenizer is passed too.
 
         Yields:
             A `Step` for each new token, with all sequences in it.
 
         Raises:
             UnknownNameError: If a monitor, reader, label or value of `over` does not exist.
-            ConfigError: If `model` is not the bank's, a prompt is empty, prompts are text and the bank has no
-                tokenizer, or for any reason that `watch` names.
+            ConfigError: If `model` is not the bank's, a prompt is empty or has more tokens than the model has
+                positions, prompts are text and the bank has no tokenizer, or for any reason that `watch` names.
         """
         names = None if isinstance(stop, bool) else stop
         new_watch = partial(self.watch, monitors, over, stop=names, every=every, drift=drift)

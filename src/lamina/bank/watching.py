@@ -26,6 +26,7 @@ from lamina.bank.stack_pass import Inputs, StackPass
 from lamina.bank.step import Step
 from lamina.errors import ConfigError, check_known
 from lamina.layers.preserve import evaluating
+from lamina.layers.stack import position_limit
 from lamina.layers.types import encodable, padding_of, tokenizer_of
 from lamina.layers.wrappers import unwrapped
 from lamina.monitors.cascade import AnyMonitor, Cascade, start_monitors
@@ -34,6 +35,7 @@ from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
+    from transformers import PreTrainedModel
 
     from lamina.bank.reader_collection import ReaderCollection
     from lamina.layers.types import Tokenizer, WritingModel
@@ -464,7 +466,10 @@ def stream(
         problem = f"got a {type(model).__name__} that is not the bank's model or a part of it"
         raise ConfigError(f"bank.stream: {problem}. Give bank.model.")
     prompts = _encode_prompts(bank, inputs)
+    _check_length(cast("PreTrainedModel", model), prompts)
     options = dict(options)
+    if "stop_strings" in options:
+        options = {"tokenizer": _tokenizer_of(bank), **options}
     criteria = list(cast("Sequence[StoppingCriteria] | None", options.pop("stopping_criteria", None)) or ())
 
     def write(put: Callable[[Step], None], left: Event) -> None:
@@ -524,6 +529,22 @@ def _check_tokens(prompts: Mapping[str, object]) -> dict[str, object]:
     if isinstance(ids, Tensor) and not ids.numel() and "inputs_embeds" not in prompts:
         raise ConfigError(f"bank.stream: the prompt {_EMPTY}")
     return dict(prompts)
+
+
+def _check_length(model: PreTrainedModel, prompts: Mapping[str, object]) -> None:
+    """Raise ConfigError if a prompt has more tokens than `model` has positions.
+
+    Not checked: embeddings, models that read more than text, and rotary positions that are scaled for longer texts.
+    """
+    ids, mask = (prompts.get(key) for key in ("input_ids", "attention_mask"))
+    ids, config = prompts.get("inputs") if ids is None else ids, model.config
+    is_scaled = "factor" in (getattr(config, "rope_parameters", None) or {})
+    if is_scaled or not isinstance(ids, Tensor) or ids.ndim != 2 or config.get_text_config() is not config:
+        return
+    real = mask if isinstance(mask, Tensor) and mask.shape == ids.shape else torch.ones_like(ids)
+    tokens, most = int(real.sum(1).max()), position_limit(model)
+    if tokens > most:
+        raise ConfigError(f"bank.stream: a prompt has {tokens} tokens; the model reads at most {most}. Shorten it.")
 
 
 def _in_thread(write: Callable[[Callable[[Step], None], Event], None], device: str) -> Iterator[Step]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import re
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,11 +17,11 @@ import tokenizers
 import torch
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from torch import Tensor, nn
+from torch import Tensor
 
 from lamina.data.arrow import CHUNK, Column, Ragged, chunks, dataset_of, join_tables
 from lamina.errors import ConfigError
-from lamina.layers.stack import towers_of
+from lamina.layers.stack import UNLIMITED, position_limit
 from lamina.layers.types import encodable, padding_of, tokenizer_of
 
 if TYPE_CHECKING:
@@ -38,9 +37,7 @@ if TYPE_CHECKING:
 
 TokenizerOutput: TypeAlias = Any  # a `BatchEncoding` of transformers, whose stubs do not tell the types of its entries
 _FEW = 64  # up to this number of windows stay in lists: converting them to Arrow would take longer
-_UNLIMITED = 10**9  # larger than any real limit; a tokenizer without a limit says 1e30
 _FALLBACK_TOKENS = 512  # length of a window if neither model nor tokenizer has a limit
-_POSITIONS = re.compile(r"(^|\.)(position_embeddings?|embed_positions?|pos_embeddings?|wpe)$")
 _CACHED = {"input_ids", "attention_mask", "token_type_ids"}
 _BYTES, _INTS = pa.list_(pa.int8()), pa.list_(pa.int32())
 TOKEN_KEYS = {"input_ids": _INTS, "attention_mask": _BYTES, "token_type_ids": _BYTES}
@@ -226,34 +223,13 @@ def length_limit(model: PreTrainedModel, processor: Processor, asked: int | None
         asked: The length that the user asks for; it is returned. None: the limit of model and tokenizer, or 512 if they
             have none.
     """
-    allowed = int(min(_positions(model), getattr(tokenizer_of(processor), "model_max_length", _UNLIMITED)))
+    allowed = int(min(position_limit(model), getattr(tokenizer_of(processor), "model_max_length", UNLIMITED)))
     if asked is None:
-        return allowed if allowed < _UNLIMITED else _FALLBACK_TOKENS
+        return allowed if allowed < UNLIMITED else _FALLBACK_TOKENS
     if not 1 <= asked <= allowed:
-        rule = f"model and tokenizer take 1 to {allowed}" if allowed < _UNLIMITED else "it must be positive"
+        rule = f"model and tokenizer take 1 to {allowed}" if allowed < UNLIMITED else "it must be positive"
         raise ConfigError(f"encode: max_length is {asked}; {rule}.")
     return asked
-
-
-def _positions(model: PreTrainedModel) -> int:
-    """Return how many positions a model has for text, from its smallest position table or else from its config.
-
-    If the model has several towers, the tower that reads text counts. Without a limit the result is `_UNLIMITED`. With
-    relative attention, the config's limit does not count.
-    """
-    text_towers = (tower for tower in towers_of(model).values() if tower.main_input_name == "input_ids")
-    module = next(iter(text_towers), model)
-    sizes = list[int]()
-    for name, part in module.named_modules():
-        if _POSITIONS.search(name) and isinstance(weight := getattr(part, "weight", None), nn.Parameter):
-            # rows up to the padding row (RoBERTa), or the first `offset` rows (BART), stand for no position
-            padding = getattr(part, "padding_idx", None)
-            sizes.append(len(weight) - (0 if padding is None else padding + 1) - getattr(part, "offset", 0))
-    config = module.config
-    limit = getattr(config, "max_position_embeddings", None)
-    if not sizes and isinstance(limit, int) and limit > 0 and not getattr(config, "relative_attention", False):
-        return limit
-    return min(sizes, default=_UNLIMITED)
 
 
 def encode(

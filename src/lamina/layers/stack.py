@@ -5,9 +5,10 @@ A model may have towers: parts that can run alone, one for each kind of input (C
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,11 @@ from torch import Tensor, nn
 from lamina.layers.probe_input import MAIN_INPUTS
 from lamina.layers.state_forms import Form
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+UNLIMITED = 10**9  # tokens: larger than any real limit; a tokenizer without a limit says 1e30
+_POSITIONS = re.compile(r"(^|\.)(position_embeddings?|embed_positions?|pos_embeddings?|wpe)$")
 Side = Literal["output", "input"]
 Swap = tuple[int, int]  # axes to exchange if a module keeps a state as [batch, width, tokens] or [tokens, batch, width]
 
@@ -157,3 +163,24 @@ def tower_for(stacks: Mapping[str, LayerStack], inputs: Iterable[str]) -> str | 
     """
     towers = {name: getattr(stack.tower, "main_input_name", None) for name, stack in stacks.items()}
     return next((name for known in inputs for name, main_input in towers.items() if main_input == known), None)
+
+
+def position_limit(model: PreTrainedModel) -> int:
+    """Return how many positions a model has for text, from its smallest position table or else from its config.
+
+    If the model has several towers, the tower that reads text counts. Without a limit the result is `UNLIMITED`. With
+    relative attention, the config's limit does not count.
+    """
+    text_towers = (tower for tower in towers_of(model).values() if tower.main_input_name == "input_ids")
+    module: nn.Module = next(iter(text_towers), model)
+    sizes = list[int]()
+    for name, part in by_path(module).items():
+        if _POSITIONS.search(name) and isinstance(weight := getattr(part, "weight", None), nn.Parameter):
+            # rows up to the padding row (RoBERTa), or the first `offset` rows (BART), stand for no position
+            padding = getattr(part, "padding_idx", None)
+            sizes.append(len(weight) - (0 if padding is None else padding + 1) - getattr(part, "offset", 0))
+    config: object = module.config
+    limit = getattr(config, "max_position_embeddings", None)
+    if not sizes and isinstance(limit, int) and limit > 0 and not getattr(config, "relative_attention", False):
+        return limit
+    return min(sizes, default=UNLIMITED)

@@ -17,7 +17,15 @@ from tests.support.bytes_tokenizer import BYTES, bytes_tokenizer
 from tests.support.stored import tiny_tokenizer
 from tests.support.tiny import FAMILIES
 from torch import Tensor
-from transformers import BertConfig, BertLMHeadModel, GenerationMixin, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    GenerationMixin,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from lamina.bank import Reader, ReaderBank, watching
 from lamina.bank.monitoring import token_logits
@@ -248,6 +256,40 @@ def test_an_empty_prompt_is_refused(empty: Any):
     for one in prompts:
         with pytest.raises(ConfigError, match=message):
             bank.stream(bank.model, one, monitors=[FLAG])
+
+
+def test_a_prompt_that_is_longer_than_the_model_reads_is_refused():
+    settings: dict[str, Any] = {"vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    settings |= {"intermediate_size": 16, "max_position_embeddings": 20}
+    scaled = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    gpt2 = GPT2Config(vocab_size=99, n_embd=16, n_layer=1, n_head=2, n_positions=20)
+    for model, most in (
+        (LlamaForCausalLM(LlamaConfig(**settings)), 20),
+        (GPT2LMHeadModel(gpt2), 20),
+        (LlamaForCausalLM(LlamaConfig(**settings, rope_parameters=scaled)), None),  # made for longer texts
+    ):
+        bank = ReaderBank(model)
+        bank.add("flag", Reader(AdaLayers(dim=8), TOKENS))
+        for given in (prompt(1, 21)["input_ids"], prompt(2, 21)):
+            if most:
+                with pytest.raises(ConfigError, match=f"a prompt has 21 tokens; the model reads at most {most}"):
+                    bank.stream(bank.model, given, monitors=[FLAG])
+            else:
+                assert list(bank.stream(bank.model, given, monitors=[FLAG], **SHORT))
+        padded = prompt(1, 23)
+        padded["attention_mask"][:, :3] = 0
+        assert len(list(bank.stream(bank.model, padded, monitors=[FLAG], max_new_tokens=1))) == 1
+
+
+def test_texts_end_at_strings_with_the_banks_tokenizer():
+    bank = ReaderBank(GPT2LMHeadModel(GPT2Config(vocab_size=257, n_embd=16, n_layer=1, n_head=2)), BYTES)
+    bank.add("flag", Reader(AdaLayers(dim=8), TOKENS))
+    whole = [step.text for step in bank.stream(bank.model, "the film", monitors=[FLAG], **SHORT)]
+    stops = next(sign for text in whole for sign in text if sign.isascii())
+    cut = list(bank.stream(bank.model, "the film", monitors=[FLAG], stop_strings=stops, **SHORT))
+    assert len(cut) < len(whole)
+    options: dict[str, Any] = {"stop_strings": stops, "tokenizer": bank.processor}
+    assert len(list(bank.stream(bank.model, "the film", monitors=[FLAG], **options, **SHORT))) == len(cut)
 
 
 def test_prompts_that_are_no_texts_are_named_with_their_type_and_pairs_are_read():
