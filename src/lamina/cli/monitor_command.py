@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from lamina.cli import shared_options as options
 from lamina.cli.shared_options import print_json, print_table
@@ -51,7 +51,7 @@ def monitor(  # noqa: PLR0913
 
     The replies are divided by prompt into four parts: to train, to choose the best candidate, to find its threshold,
     and to measure its rates. The rate of false alarms holds for other replies of the same kind with the confidence.
-    Wrong input ends with one sentence and exit code 2.
+    Wrong input ends with one sentence and exit code 2; a useless monitor, which is not written to --output, with 1.
 
     Example: lamina monitor replies.jsonl --model MODEL --positive bad --rate 0.01 -o out/monitor
     """
@@ -83,11 +83,15 @@ def monitor(  # noqa: PLR0913
     if as_json:
         facts = {"candidates": trained.candidates, "rows": trained.rows, "tfidf_recall": trained.tfidf_recall}
         useful = {"useful": trained.is_useful, "live": trained.live, "output": saved}
-        print_json({"monitor": trained.to_dict(), **facts, **useful})
-        return
-    print(", ".join(f"{part}: {count} replies" for part, count in trained.rows.items()))
-    rows = [[name, f"{auroc:.3f}"] for name, auroc in list(trained.candidates.items())[:5]]
-    print_table("The best candidates on the choosing part", ("reader, aggregation", "AUROC"), rows)
-    print(trained.sentences())
-    if saved:
-        print(f"saved in {saved}; lamina inspect {saved} shows it")
+        fields = {key: value for key, value in trained.to_dict().items() if key != "sketch"}  # hundreds of numbers
+        longest = None if trained.sketch is None else trained.sketch.longest
+        print_json({"monitor": fields, "longest": longest, **facts, **useful})
+    else:
+        print(", ".join(f"{part}: {count} replies" for part, count in trained.rows.items()))
+        rows = [[name, f"{auroc:.3f}"] for name, auroc in list(trained.candidates.items())[:5]]
+        print_table("The best candidates on the choosing part", ("reader, aggregation", "AUROC"), rows)
+        print(trained.sentences())
+        if saved:
+            print(f"saved in {saved}; lamina inspect {saved} shows it")
+    if output is not None and not saved:
+        raise Exit(1)

@@ -6,7 +6,9 @@ import json
 import math
 import random
 import re
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +16,15 @@ import torch
 from tests.support.causal import causal_model, starting_tokenizer
 from tests.support.stored import WORDS, tiny_model, tiny_tokenizer
 from transformers import GPT2Config, GPT2LMHeadModel
+from typer import Exit
 
 from lamina.bank import Reader, ReaderBank
+from lamina.cli import monitor_command
 from lamina.errors import ConfigError, DataError, StoreError, UnknownNameError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
-from lamina.monitors import LastScore, Monitor
+from lamina.monitors import DriftSketch, LastScore, Monitor, ReplyFacts
 from lamina.prediction import monitor, train_monitor
 from lamina.prediction.reply_file import ReplyColumns, divide, read_labels, replies_of
 from lamina.prediction.train_monitor import score_replies
@@ -123,6 +127,30 @@ def test_the_labels_that_count_as_good_are_listed_if_there_are_several(
     caplog.clear()
     read_labels(written(tmp_path, rows + [rows[0] | {"label": grade} for grade in range(12)]), ReplyColumns(), "bad")
     assert re.search(r"'ok' \(2\), '1' \(2\), '0' \(1\), .*'8' \(1\) and others\.$", caplog.messages[0])
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_command_that_writes_nothing_where_it_should_ends_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
+):
+    sketch = DriftSketch.of([ReplyFacts(score=0.25 * n, length=7) for n in range(9)])
+    own = Monitor("monitor", "bad", LastScore(), threshold=1.0, sketch=sketch)
+    facts: dict[str, Any] = {"candidates": {}, "rows": {}, "tfidf_recall": None, "live": True, "sketch": sketch}
+    for stored, output, code in ((False, tmp_path / "bank", 1), (False, None, 0), (True, tmp_path / "bank", 0)):
+        found = SimpleNamespace(
+            **facts, stored=stored, is_useful=stored, to_dict=own.to_dict, sentences=lambda: "Said."
+        )
+        monkeypatch.setattr("lamina.prediction.monitor", lambda *_, found=found, **__: found)
+        with pytest.raises(Exit) if code else nullcontext() as ended:
+            monitor_command.monitor(tmp_path / "replies.jsonl", "none", output=output, as_json=as_json)
+        assert getattr(getattr(ended, "value", None), "exit_code", 0) == code
+        printed = capsys.readouterr().out
+        if as_json:
+            read = json.loads(printed)
+            assert (read["longest"], read["useful"]) == (7, stored)
+            assert "sketch" not in read["monitor"]
+        else:
+            assert "candidates" in printed
 
 
 @pytest.mark.long
