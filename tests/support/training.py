@@ -95,7 +95,7 @@ def tiny_bank(readers: Mapping[str, Reader], model: PreTrainedModel | None = Non
         same_stacks(_known(), model := tiny_model())
     bank = ReaderBank(model, tiny_tokenizer())
     for name, reader in readers.items():
-        bank.add(name, reader).looked = True  # many tests ask untrained readers
+        bank.add(name, reader).first_hash = None  # many tests ask untrained readers
     return bank
 
 

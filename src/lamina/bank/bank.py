@@ -235,6 +235,8 @@ class ReaderBank(ReaderCollection):
             monitoring.check_token_wise("bank.add", name, module)
             monitoring.causal_pass(self, "bank.add", {name: module})
             module.info[WATCHES] = True
+        if reader.weights is None and not module.head.borrowed_tensors():
+            module.first_hash = module.weights_hash()
         self.readers[key_of(name)] = module
         return module
 
@@ -245,10 +247,8 @@ class ReaderBank(ReaderCollection):
         """
         for name in names:
             reader = self[name]
-            if reader.looked:
-                continue
-            reader.looked = True
-            if reader.is_untrained(self._guard.stacks[reader.stack], self.model):
+            first, reader.first_hash = reader.first_hash, None
+            if first is not None and not reader.step and reader.weights_hash() == first:
                 problem = "was not trained: its weights are the random ones of bank.add, so its answers mean nothing"
                 logger.warning("%s: reader '%s' %s. Train it, for instance with lamina.fit", op, name, problem)
 

@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
 import torch
+import xxhash
 from torch import Tensor, nn
 
 from lamina.bank.linear_probes import linear_probe
@@ -21,6 +22,7 @@ from lamina.heads.token_classification import TokenClassification
 from lamina.layers import LayerStack, select
 from lamina.layers.recorded import StatesPooling
 from lamina.layers.selectors import ranges
+from lamina.layers.stack import bytes_of
 from lamina.utils import JSONObject, check_range, check_type, check_types, derive_seed, rank, seed_torch
 
 if TYPE_CHECKING:
@@ -31,7 +33,6 @@ Info = JSONObject  # JSON-ready facts that are saved with a reader or a bank
 # The key of the monitors in `ReaderModule.info`, which is saved with the reader and replaced when it is trained again.
 MONITORS = "monitors"
 WATCHES = "watch"  # the key in `ReaderModule.info` of a reader that was added with `watch=True`; training keeps it
-_MOST_REBUILT = 20_000_000  # parameters of a reader that is built again, in a moment, to see whether it was trained
 
 
 _EXAMPLES = {"fusion": "AdaLayers(dim=64)", "head": "SequenceClassification(labels)"}
@@ -193,18 +194,20 @@ class ReaderModule(nn.Module):
         inputs: Facts about the processor with which the reader was trained or loaded. None: not known.
         step: Number of training passes so far. The seed and this number determine the random numbers of dropout, so a
             resumed training draws the numbers that an uninterrupted one would.
-        looked: Whether `ReaderBank.warn_of_untrained` has looked at the reader.
+        first_hash: `weights_hash` of the random weights with which `bank.add` built the reader. None: the reader began
+            with given weights or was loaded, or `ReaderBank.warn_of_untrained` has looked at it.
     """
 
     instead_of_model: ClassVar = "It is a reader: give the model of its bank, bank.model"
     inputs: Info | None = None
+    first_hash: str | None = None
 
     def __init__(self, config: Reader, stack: LayerStack, model: PreTrainedModel) -> None:
         super().__init__()
         self.config, self.stack = config, stack.name
         self.layers = tuple(select(config.fusion.selector(), stack.layers, op="reader"))
         self.info: Info = {}
-        self.step, self.looked = 0, False
+        self.step = 0
         with torch.random.fork_rng(devices=[]):
             # parameters are initialised on the CPU, so the generators of GPUs need not be saved and restored
             torch.default_generator.manual_seed(config.seed)
@@ -310,18 +313,12 @@ class ReaderModule(nn.Module):
         rest = {other: fields for other, fields in self.info.pop(MONITORS).items() if other != name}
         self.info |= {MONITORS: rest} if rest else {}
 
-    def is_untrained(self, stack: LayerStack, model: PreTrainedModel) -> bool:
-        """Return whether all weights are still the random ones with which the reader was built on `stack` of `model`.
-
-        Always False for readers that began with given weights or use weights of the model, and for large ones: the
-        reader is built again for the comparison.
-        """
-        is_given = self.config.weights is not None or bool(self.head.borrowed_tensors())
-        if self.step or self.info.keys() - {WATCHES} or is_given or not 0 < self.size() <= _MOST_REBUILT:
-            return False
-        first = dict(ReaderModule(self.config, stack, model).named_parameters())
-        own = ((first[name], weight.detach()) for name, weight in self.named_parameters())
-        return all(not now.is_meta and torch.equal(start.to(now.dtype), now.cpu()) for start, now in own)
+    def weights_hash(self) -> str | None:
+        """Return a hash of all parameters; None if there are none, or they are on the meta device."""
+        values = [parameter.detach() for parameter in self.parameters()]
+        if not values or any(value.is_meta for value in values):
+            return None
+        return xxhash.xxh3_64_hexdigest(b"".join(map(bytes_of, values)))
 
     def size(self) -> int:
         """Return the number of parameters."""

@@ -535,11 +535,11 @@ class ReaderCollection(nn.Module):
         `labels` is reader name -> labels; readers without labels have no loss. `readers` are the names of the readers,
         in the order of the outputs. `main` is the model's own output, or None.
         """
-        logits, masks = dict[str, Tensor](), dict[str, Tensor | None]()
+        found: dict[str, ReaderOutput] = {}
         for stack_pass in passes:
-            logits |= stack_pass.finish(labels)
-            masks |= dict.fromkeys(stack_pass.readers, stack_pass.real)
-        outputs = {name: ReaderOutput(logits[name], require_fed(masks[name])) for name in readers}
+            logits, real = stack_pass.finish(labels), require_fed(stack_pass.real)
+            found |= {name: ReaderOutput(values, real) for name, values in logits.items()}
+        outputs = {name: found[name] for name in readers}
         out = BankOutput(outputs, main=main)
         if labels:
             with torch.set_grad_enabled(passes[0].grad):

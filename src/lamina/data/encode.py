@@ -295,11 +295,10 @@ def encode(
             spaced = list(map(_spaced, part)) if space else part
             spaced, count = _cut_first_texts(tokenizer, spaced, room // 2) if is_second else (spaced, 0)
             output = _call(tokenizer, spaced, options)
-            if max(map(len, output["input_ids"]), default=0) < max_length:
-                pass  # no text fills a window
-            elif windows:
+            is_full = max(map(len, output["input_ids"]), default=0) >= max_length  # a text fills a window
+            if is_full and windows:
                 check_tokenizers()
-            else:  # texts that fill a window are tokenised again, to see whether tokens are missing
+            elif is_full:  # texts that fill a window are tokenised again, to see whether tokens are missing
                 full = [text for text, row in zip(spaced, output["input_ids"], strict=True) if len(row) >= max_length]
                 count = sum(len(row) > max_length for row in _call(tokenizer, full, {})["input_ids"])
             truncated.append(count)
@@ -476,7 +475,7 @@ def _windows(
     token ranges belong to the second texts of pairs, and start tokens before these texts are left out.
     """
     columns: WindowColumns = defaultdict(list)
-    keys = list(filter(output.__contains__, TOKEN_KEYS))
+    keys = [key for key in TOKEN_KEYS if key in output]
     texts = output.get("overflow_to_sample_mapping") or range(len(output["input_ids"]))
     for i, text in enumerate(texts):
         tokens = {key: output[key][i] for key in keys}

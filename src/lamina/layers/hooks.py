@@ -224,15 +224,15 @@ def _check_inputs(model: nn.Module, batch: Mapping[str, object]) -> None:
     Models fail on these with unclear errors. A model whose `forward` does not name its main input, such as a wrapper of
     PEFT with `*args` and `**kwargs`, is not refused, because its other inputs are not known.
     """
-    is_given = False
     for name in _INPUTS:
-        is_given |= (value := batch.get(name)) is not None
+        value = batch.get(name)
         if isinstance(value, Tensor) and 0 in value.shape:
             rule = "a batch has at least one row, and each row one token"
             hint = "Leave out empty batches, and add a special token to empty texts."
             raise ConfigError(f"bank: '{name}' has the shape {list(value.shape)}; {rule}. {hint}")
     main = str(getattr(model, "main_input_name", "input_ids"))
-    if not is_given and batch.get(main) is None and main in inspect.signature(model.forward).parameters:
+    is_given = any(batch.get(name) is not None for name in (*_INPUTS, main))
+    if not is_given and main in inspect.signature(model.forward).parameters:
         what = f"the batch has {', '.join(batch) or 'no input'}; the model reads '{main}'"
         raise ConfigError(f"bank: {what}. Call bank(**batch) with what its tokenizer or processor returns.")
 

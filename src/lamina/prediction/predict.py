@@ -369,8 +369,9 @@ class Predictor:
             DataError: If an object in memory, such as an image, has wrong values; a note names the reader.
         """
         listed = as_examples(examples)
-        if listed and all(map(_is_words, listed)) and all(map(self._labels_words_of_one_text, self.names)):
-            got = "entry 0 is a list of words, and the readers learnt from single texts"
+        if any(map(_is_words, listed)) and all(map(self._labels_words_of_one_text, self.names)):
+            number = [*map(_is_words, listed)].index(True)
+            got = f"entry {number} is a list of words, and the readers learnt from single texts"
             raise ConfigError(f"predict: {got}. Join the words of a text with spaces; a pair is a tuple of two texts.")
         splits: dict[str, Split] = {}
         for name, task in self._tasks.items():
@@ -384,7 +385,8 @@ class Predictor:
 
     def _labels_words_of_one_text(self, name: str) -> bool:
         """Return whether a reader labels words, and is known to have learnt from single texts."""
-        return self._tasks[name].kind.tags_words and self._runner.trained_with([name], "pair") == 0
+        learnt_pairs = self._runner.trained_with([name], "pair")  # 0, 1, or None if it is not known
+        return self._tasks[name].kind.tags_words and learnt_pairs == 0
 
     def prepared(self, splits: Mapping[str, Split]) -> Prepared:
         """Encode `splits`, as `prepare` makes them: kind of task -> the examples in the form that this kind reads.
@@ -439,7 +441,7 @@ class Predictor:
             pass
         split = next(iter(prepared.splits.values()))
         if split.written:  # a blank pair is a pair of blank texts
-            self._blank += list(map(str.strip, map("".join, split.texts))).count("")
+            self._blank += sum(not "".join(text).strip() for text in split.texts)
         return collected
 
     def _passes(self, prepared: Prepared, collected: dict[str, Results], budget: Budget | None) -> Iterator[None]:
@@ -547,8 +549,12 @@ class Predictor:
 
 
 def _is_words(example: object) -> bool:
-    """Return whether an example is a list of single words."""
-    return isinstance(example, list) and all(isinstance(word, str) and [word] == word.split() for word in example)
+    """Return whether an example is a list of single words, at least one."""
+    return (
+        isinstance(example, list)
+        and bool(example)
+        and all(isinstance(word, str) and [word] == word.split() for word in example)
+    )
 
 
 def _is_long(group: Group, parts: Sequence[Reading]) -> bool:

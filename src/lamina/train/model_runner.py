@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import inspect
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from lamina.bank import is_read_by_bank
 from lamina.data.windows import IGNORED
-from lamina.errors import ConfigError, LaminaError, first_line
+from lamina.errors import ConfigError, first_line
 from lamina.layers.preserve import eval_mode
 from lamina.layers.types import tokenizer_of
 from lamina.store.models import load_processor
@@ -25,7 +26,7 @@ from lamina.train.checkpoint import starting_weights
 from lamina.train.learner import Learner, parameter_groups, start_output
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -164,11 +165,10 @@ class ModelRunner(Runner):
         Raises:
             ConfigError: If the head does not fit, or the saved model could not be loaded again.
         """
-        config, text_config = self.model.config, self.model.config.get_text_config()  # often one object
-        original, original_text = dict(vars(config)), dict(vars(text_config))
-        self._fit_padding()
-        before = dict(vars(config))
-        try:
+        config = self.model.config
+        with _restored_after_error(config, config.get_text_config()):
+            self._fit_padding()
+            before = dict(vars(config))
             if reason := self.kind.model_problem(self.model):
                 raise self._no_head(reason)
             try:
@@ -181,13 +181,8 @@ class ModelRunner(Runner):
             self._try(group)
             if keep:
                 check_reloads(self.model, self.op)
-        except LaminaError:
-            keep, before = False, original
-            _reset(text_config, original_text)
-            raise
-        finally:
-            if not keep:
-                _reset(config, before)
+        if not keep:
+            _reset(config, before)
 
     def _try(self, group: Group) -> None:
         """Run the model with labels on the two shortest rows of `group`; ConfigError if that fails or gives no loss."""
@@ -290,6 +285,18 @@ class ModelRunner(Runner):
     def outputs_per_position(self, name: str) -> int:  # noqa: ARG002
         """Return the number of outputs of the model for each token: the vocabulary's size, or 1 if it has none."""
         return int(getattr(self.model.config.get_text_config(), "vocab_size", 1))
+
+
+@contextmanager
+def _restored_after_error(*configs: PreTrainedConfig) -> Iterator[None]:
+    """Give the configs back their attributes if the block raises."""
+    before = [dict(vars(config)) for config in configs]
+    try:
+        yield
+    except BaseException:
+        for config, values in zip(configs, before, strict=True):
+            _reset(config, values)
+        raise
 
 
 def _reset(config: PreTrainedConfig, values: Mapping[str, object]) -> None:

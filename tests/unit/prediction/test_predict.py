@@ -521,6 +521,8 @@ def test_a_reader_that_nothing_has_trained_says_so_once(tmp_path: Path, caplog: 
     evaluate(bank, {"left": task})
     bank.save_pretrained(tmp_path)
     assert caplog.text.count("was not trained") == 1
+    torch.nn.utils.parametrizations.weight_norm(bank.add("named", reader(task)).head.output)
+    predict(bank, ["good"])  # other parameters than at first
     bank.add("new", reader(task))
     evaluate(bank, {"new": task})
     assert "evaluate: reader 'new' was not trained" in caplog.text
