@@ -111,8 +111,8 @@ def predict_file(  # noqa: PLR0913
             "cola.probabilities.yes", with lists as JSON.
         text: Column of the text, image or audio clip; paths start at the source's folder. None: the only column, the
             one that the readers learnt from, or the first of "sentence", "text", "image" and "audio".
-        text_pair: Column of the second text. None: the one that all the readers learnt from, if it is in the file; else
-            the examples are not pairs.
+        text_pair: Column of the second text. None: the one that all readers learnt from, if the file has both columns
+            that they learnt from, and `text` is None or the first of these; else the examples are not pairs.
         readers: Names of the readers that answer. None: all readers of the bank.
         kind: Kind of task that a whole model is used for. None: what its head is for.
         processor: Tokenizer, image processor or feature extractor. None: the bank's, or that of `model.name_or_path`.
@@ -143,8 +143,8 @@ def predict_file(  # noqa: PLR0913
         DataError: If the file or a column is missing, or a row cannot be read. The rows before it are kept: the same
             call with `skip_bad` continues after them.
         ConfigError: If the output has an unknown extension, is the source or was begun with other arguments; if options
-            contradict each other; if a classifier of pairs would read single texts; if `text` and `text_pair` are
-            one column; if a reader has the name of an output column; or if Ray has no such cluster.
+            contradict each other; if no column is named, and a classifier of pairs would read single texts; if `text`
+            and `text_pair` are one column; if a reader has the name of an output column; or if Ray has no such cluster.
         StoreError: If the output cannot be written, or another run writes it. Complete rows are kept.
         MissingExtraError: If `ray` is set and Ray is not installed.
         LaminaError: If a worker of Ray dies several times; or any other error of `predict`.

@@ -23,12 +23,13 @@ def columns_of(source: Path, text: str | None, text_pair: str | None, readers: M
     Args:
         source: The file.
         text: Column of the text, image or audio clip. None: `usual_column` chooses it.
-        text_pair: Column of the second text. None: the one that all readers learnt from, if the file has it.
+        text_pair: Column of the second text. None: the one that all readers learnt from, if the file has both columns
+            that they learnt from, and `text` is None or the first of these; else the rows are single texts.
         readers: The readers that answer, by name. Empty for a whole model.
 
     Raises:
-        ConfigError: If both columns are the same; or if rows are single texts, and a reader gives one answer about a
-            pair of texts.
+        ConfigError: If both columns are the same; or if no column is named, a reader gives one answer about a pair of
+            texts, and the file has not both its columns or the other readers learnt from different ones.
         DataError: If no column is named and none is usual, or the file cannot be read.
     """
     learnt = {name: reader.info.get("columns", {}) for name, reader in readers.items()}
@@ -36,18 +37,22 @@ def columns_of(source: Path, text: str | None, text_pair: str | None, readers: M
     # The second text of a language model is the reply, which it writes itself.
     paired = [name for name, reader in readers.items() if reader.info.get("pair") and kinds[name].has_classes]
     if text_pair is None and paired:
-        pairs = {(own.get("text"), own.get("text_pair")) for own in learnt.values()}
-        first, second = pairs.pop() if len(pairs) == 1 else (None, None)
+        sets: dict[tuple[str | None, str | None], str] = {}  # columns -> the first reader that learnt from them
+        for name, own in learnt.items():
+            sets.setdefault((own.get("text"), own.get("text_pair")), name)
+        first, second = next(iter(sets)) if len(sets) == 1 else (None, None)
         names = _names(source)
-        if second in names and second != text:
-            text, text_pair = text or (first if first in names else None), second
-        needy = [name for name in paired if text_pair is None and not kinds[name].judges_second]
+        if {first, second} <= {*names} and text in (None, first):
+            text, text_pair = first, second
+        needy = [name for name in paired if text is None and not kinds[name].judges_second]
         if needy:
             got = f"'{needy[0]}' was trained on pairs of texts, and {source.name} has the columns {', '.join(names)}"
-            raise ConfigError(
-                f"predict: {got}. Name two with text and text_pair (--text, --pair), or leave '{needy[0]}' out with "
-                "readers (--readers)."
-            )
+            hint = f"leave '{needy[0]}' out with readers (--readers)"
+            if len(sets) > 1 and (None, None) not in sets:
+                needs = [f"'{name}' from {' and '.join(filter(None, columns))}" for columns, name in sets.items()]
+                got = f"the readers learnt from different columns, {', '.join(needs)}"
+                hint = f"predict with one reader after the other: readers=['{needy[0]}'] (--readers {needy[0]})"
+            raise ConfigError(f"predict: {got}. Name two with text and text_pair (--text, --pair), or {hint}.")
     if text is None:
         texts = [own["text"] for name, own in learnt.items() if "text" in own and (text_pair or name not in paired)]
         text = usual_column(source, list(dict.fromkeys(map(str, texts))))

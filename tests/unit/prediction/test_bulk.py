@@ -78,18 +78,34 @@ def test_a_file_is_read_by_the_column_that_the_readers_learnt_from(tmp_path: Pat
         run(made, source, tmp_path / "d.jsonl", readers=["mood"])
 
 
-def test_readers_of_pairs_read_the_second_text_that_they_learnt_from(tmp_path: Path):
+def test_readers_of_pairs_read_the_second_text_that_they_learnt_from(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     made, source, output = bank(), tmp_path / "in.csv", tmp_path / "out.jsonl"
     source.write_text("id,text,other\n1,anna was in paris,she was in oslo\n")
     made["mood"].info |= {"pair": True, "columns": {"text": "text", "text_pair": "other", "label": "mood"}}
     run(made, source, output, readers="mood")
     assert rows(output)[0]["text"] == ["anna was in paris", "she was in oslo"]
-    run(made, source, output, readers="mood", text="id")
-    assert rows(output)[0]["text"] == ["1", "she was in oslo"]
-    refused = r"'mood' was trained on pairs of texts, and in.csv has the columns id, text, other\. Name two with"
-    for options in ({"text": "other", "readers": "mood"}, {}):  # 'who' learnt from no pair
-        with pytest.raises(ConfigError, match=refused):
-            run(made, source, output, **options)
+    run(made, source, output, readers="mood", text="text")
+    assert rows(output)[0]["text"] == ["anna was in paris", "she was in oslo"]
+    for text, cell in (("other", "she was in oslo"), ("id", "1")):  # not the first column of the pairs
+        caplog.clear()
+        run(made, source, output, readers="mood", text=text)
+        assert rows(output)[0]["text"] == cell
+        assert "'mood' was trained on pairs of texts and now reads single texts" in caplog.text
+    half = tmp_path / "half.csv"
+    half.write_text("other,sentence\nshe was in oslo,anna was in paris\n")  # it lacks the first column
+    refused = r"'mood' was trained on pairs of texts, and half.csv has the columns other, sentence\. Name two with"
+    with pytest.raises(ConfigError, match=refused):
+        run(made, half, output, readers="mood")
+    with pytest.raises(ConfigError, match=r"'mood' was trained on pairs.*leave 'mood' out with readers"):
+        run(made, source, output)  # it is not known what 'who' learnt from
+    made["who"].info["columns"] = {"text": "text", "label": "who"}
+    refused = (
+        r"different columns, 'mood' from text and other, 'who' from text\. .* one reader after the other: readers="
+    )
+    with pytest.raises(ConfigError, match=refused):
+        run(made, source, output)
+    run(made, source, output, text="text")
+    assert rows(output)[0]["text"] == "anna was in paris"
     run(made, source, output, text_pair="other")
     assert rows(output)[0]["text"] == ["anna was in paris", "she was in oslo"]
     with pytest.raises(ConfigError, match="text and text_pair are both 'text'"):
