@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from lamina.errors import DataError, listed
-from lamina.utils import is_dir, is_file, similar_file
+from lamina.utils import is_dir, is_file, pluralize, similar_file
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -77,9 +77,9 @@ def watch_quotes(path: Path, rows: Numbered[list[str]]) -> Numbered[list[str]]:
             numbers.append(number)
         yield number, cells
     if numbers:
-        what = "%d rows have cells in quotes with doubled quotes inside, as in CSV (the first is row %d)"
-        hint = f"In TSV files quotes are ordinary characters. If the quotes are not part of the cells, {as_csv(path)}"
-        logger.warning(f"read: %s: {what}. {hint}", path, len(numbers), numbers[0])
+        what = "cells are in quotes with doubled quotes inside, as in CSV, in %s (the first is row %d)"
+        hint = "In TSV files quotes are ordinary characters. If the quotes are not part of the cells, %s"
+        logger.warning(f"read: %s: {what}. {hint}", path, pluralize(len(numbers), "row"), numbers[0], as_csv(path))
 
 
 def bad_row(path: object, row: int, reason: str, column: str | None = None) -> DataError:

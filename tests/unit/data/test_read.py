@@ -564,7 +564,11 @@ def test_a_column_or_key_that_comes_twice_is_an_error(tmp_path: Path):
 def test_tsv_with_cells_quoted_as_in_csv(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     table = read_table(put(tmp_path, "a.tsv", 'text\tlabel\nx\t"5"" pipe"\n"a ""b"""\t0\n'))
     assert table.columns["label"] == ['"5"" pipe"', "0"]
-    assert "2 rows have cells in quotes with doubled quotes inside, as in CSV (the first is row 2)" in caplog.text
+    assert "cells are in quotes with doubled quotes inside, as in CSV, in 2 rows (the first is row 2)" in caplog.text
+    caplog.clear()
+    read_table(put(tmp_path, "100%_a.tsv", 'text\tlabel\nx\t"5"" pipe"\n'))
+    assert "100%_a.tsv: cells are in quotes with doubled quotes inside, as in CSV, in 1 row (the first" in caplog.text
+    assert "pandas.read_csv('100%_a.tsv'" in caplog.text
     caplog.clear()
     read_table(put(tmp_path, "b.tsv", 'text\tlabel\n"x"\t""\n"a "b" c"\t""b"" c\n'))
     assert not caplog.text

@@ -375,8 +375,9 @@ def marked(*answers: str | None, kind: str = "token_classification", **how: Any)
     """A task of rows as Prodigy exports them."""
     spans = [{"start": 0, "end": 4, "label": "PER"}]
     label = spans if kind == "token_classification" else "good"
-    rows = [{"text": TEXT, "label": label, "answer": answer} for answer in answers]
-    other = {"text": TEXT, "label": [] if kind == "token_classification" else "bad", "answer": "accept"}
+    row = {"text": TEXT, "label": label, "_view_id": "x"}
+    rows = [{**row, "answer": answer} for answer in answers]
+    other = {**row, "label": [] if kind == "token_classification" else "bad", "answer": "accept"}
     return Task.from_dataset(kind, {"train": [other, *rows]}, text="text", stratify=False, **how)
 
 
@@ -396,7 +397,17 @@ def test_a_column_answer_of_another_meaning_is_left_alone(caplog: pytest.LogCapt
     rows = [{"text": TEXT, "answer": answer} for answer in ("accept", "reject", "accept", "reject")]
     task = Task.from_dataset("sequence_classification", {"train": rows}, text="text", label="answer", stratify=False)
     assert sum(map(len, task.splits.values())) == 4
+    loans = [{"text": TEXT, "topic": "ab"[row % 2], "answer": ("accept", "reject")[row // 2]} for row in range(4)]
+    task = Task.from_dataset("sequence_classification", {"train": loans}, text="text", label="topic", stratify=False)
+    assert sum(map(len, task.splits.values())) == 4
     assert "annotator" not in caplog.text
+
+
+def test_an_answer_beside_spans_is_that_of_their_annotator():
+    spans = [{"start": 0, "end": 4, "label": "PER"}]
+    rows = [{"text": TEXT, "spans": spans, "answer": answer} for answer in ("accept", "reject", "accept")]
+    task = Task.from_dataset("token_classification", {"train": rows}, text="text", label="spans", stratify=False)
+    assert sum(map(len, task.splits.values())) == 2
 
 
 def studio(*annotations: Any, **how: Any) -> Task:
