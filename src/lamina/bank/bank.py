@@ -228,22 +228,23 @@ class ReaderBank(ReaderCollection):
         stack = pick_stack(self.stacks, reader.stack or tower_for(self.stacks, reader.head.inputs), op="bank")
         if isinstance(self.model, RecordedModel):
             check_needs_states("bank.add", reader)
-        module = ReaderModule(reader, stack, self.model).to(self.device).train(self.training)
+        module = ReaderModule(reader, stack, self.model)
+        if reader.weights is None and not module.head.borrowed_tensors():
+            module.first_hash = module.weights_hash()
+        module.to(self.device).train(self.training)
         if isinstance(self.model, RecordedModel):
             check_reads_recorded("bank.add", name, module, self.model.facts)
         if watch:
             monitoring.check_token_wise("bank.add", name, module)
             monitoring.causal_pass(self, "bank.add", {name: module})
             module.info[WATCHES] = True
-        if reader.weights is None and not module.head.borrowed_tensors():
-            module.first_hash = module.weights_hash()
         self.readers[key_of(name)] = module
         return module
 
     def warn_of_untrained(self, op: str, names: Iterable[str]) -> None:
         """Log a warning about each reader of `names` that nothing has trained, but only once; `op` begins the message.
 
-        A reader whose weights were loaded, set or trained in any way has other weights than at first.
+        A reader whose weights were loaded, set, trained or converted to another dtype has other weights than at first.
         """
         for name in names:
             reader = self[name]
@@ -357,8 +358,9 @@ class ReaderBank(ReaderCollection):
 
         Raises:
             UnknownNameError: If a monitor, reader, label or value of `over` does not exist.
-            ConfigError: If `model` is not the bank's, a prompt is empty or has more tokens than the model has
-                positions, prompts are text and the bank has no tokenizer, or for any reason that `watch` names.
+            ConfigError: If `model` is not the bank's or writes no text, a prompt is empty or has more tokens than the
+                model's learned position table, prompts are text and the bank has no tokenizer, or for any reason that
+                `watch` names.
         """
         names = None if isinstance(stop, bool) else stop
         new_watch = partial(self.watch, monitors, over, stop=names, every=every, drift=drift)

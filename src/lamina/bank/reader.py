@@ -318,7 +318,10 @@ class ReaderModule(nn.Module):
         values = [parameter.detach() for parameter in self.parameters()]
         if not values or any(value.is_meta for value in values):
             return None
-        return xxhash.xxh3_64_hexdigest(b"".join(map(bytes_of, values)))
+        digest = xxhash.xxh3_64()
+        for value in values:
+            digest.update(bytes_of(value))
+        return digest.hexdigest()
 
     def size(self) -> int:
         """Return the number of parameters."""

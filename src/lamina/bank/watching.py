@@ -26,7 +26,7 @@ from lamina.bank.stack_pass import Inputs, StackPass
 from lamina.bank.step import Step
 from lamina.errors import ConfigError, check_known
 from lamina.layers.preserve import evaluating
-from lamina.layers.stack import position_limit
+from lamina.layers.stack import table_sizes
 from lamina.layers.types import encodable, padding_of, tokenizer_of
 from lamina.layers.wrappers import unwrapped
 from lamina.monitors.cascade import AnyMonitor, Cascade, start_monitors
@@ -465,9 +465,9 @@ def stream(
     if all(part is not model for part in bank.model.modules()):
         problem = f"got a {type(model).__name__} that is not the bank's model or a part of it"
         raise ConfigError(f"bank.stream: {problem}. Give bank.model.")
-    prompts = _encode_prompts(bank, inputs)
-    _check_length(cast("PreTrainedModel", model), prompts)
-    options = dict(options)
+    if not hasattr(model, "generate"):
+        raise ConfigError(f"bank.stream: a {type(model).__name__} writes no text. Give bank.model.")
+    prompts, options = _encode_prompts(bank, inputs), dict(options)
     if "stop_strings" in options:
         options = {"tokenizer": _tokenizer_of(bank), **options}
     criteria = list(cast("Sequence[StoppingCriteria] | None", options.pop("stopping_criteria", None)) or ())
@@ -480,6 +480,7 @@ def stream(
     with new_watch() as watching:  # wrong arguments raise here, and not when the caller asks for the first step
         if stop:
             _ = watching.stopping  # raises ConfigError if a drift test is in use
+    _check_length(cast("PreTrainedModel", model), {**options, **prompts})
     return _in_thread(write, bank.device.type)
 
 
@@ -531,20 +532,20 @@ def _check_tokens(prompts: Mapping[str, object]) -> dict[str, object]:
     return dict(prompts)
 
 
-def _check_length(model: PreTrainedModel, prompts: Mapping[str, object]) -> None:
-    """Raise ConfigError if a prompt has more tokens than `model` has positions.
+def _check_length(model: PreTrainedModel, arguments: Mapping[str, object]) -> None:
+    """Raise ConfigError if a prompt has more tokens than the model's learned position table.
 
-    Not checked: embeddings, models that read more than text, and rotary positions that are scaled for longer texts.
+    `arguments` are those of `generate`. Not checked: embeddings, encoder-decoders, and models that read more than text
+    or have no such table, such as those with rotary positions; transformers warns of these.
     """
-    ids, mask = (prompts.get(key) for key in ("input_ids", "attention_mask"))
-    ids, config = prompts.get("inputs") if ids is None else ids, model.config
-    is_scaled = "factor" in (getattr(config, "rope_parameters", None) or {})
-    if is_scaled or not isinstance(ids, Tensor) or ids.ndim != 2 or config.get_text_config() is not config:
+    ids, mask = (arguments.get(key) for key in ("input_ids", "attention_mask"))
+    ids, config = arguments.get("inputs") if ids is None else ids, model.config
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or config.is_encoder_decoder or hasattr(config, "text_config"):
         return
-    real = mask if isinstance(mask, Tensor) and mask.shape == ids.shape else torch.ones_like(ids)
-    tokens, most = int(real.sum(1).max()), position_limit(model)
-    if tokens > most:
-        raise ConfigError(f"bank.stream: a prompt has {tokens} tokens; the model reads at most {most}. Shorten it.")
+    if sizes := table_sizes(model):
+        real = mask if isinstance(mask, Tensor) and mask.shape == ids.shape else torch.ones_like(ids)
+        if (tokens := int(real.sum(1).max())) > (most := min(sizes)):
+            raise ConfigError(f"bank.stream: a prompt has {tokens} tokens; the model reads at most {most}. Shorten it.")
 
 
 def _in_thread(write: Callable[[Callable[[Step], None], Event], None], device: str) -> Iterator[Step]:

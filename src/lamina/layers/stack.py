@@ -168,19 +168,29 @@ def tower_for(stacks: Mapping[str, LayerStack], inputs: Iterable[str]) -> str | 
 def position_limit(model: PreTrainedModel) -> int:
     """Return how many positions a model has for text, from its smallest position table or else from its config.
 
-    If the model has several towers, the tower that reads text counts. Without a limit the result is `UNLIMITED`. With
+    Of a model that reads more than text, only the part for text counts. Without a limit the result is `UNLIMITED`. With
     relative attention, the config's limit does not count.
     """
     text_towers = (tower for tower in towers_of(model).values() if tower.main_input_name == "input_ids")
     module: nn.Module = next(iter(text_towers), model)
+    text_config: object = getattr(module.config, "text_config", None)
+    if text_config is not None:  # such as that of LLaVA
+        kind = type(text_config)
+        module = next((part for part in module.modules() if type(getattr(part, "config", None)) is kind), module)
+    sizes = table_sizes(module)
+    config: object = module.config
+    limit = getattr(config, "max_position_embeddings", None)
+    if not sizes and isinstance(limit, int) and limit > 0 and not getattr(config, "relative_attention", False):
+        return limit
+    return min(sizes, default=UNLIMITED)
+
+
+def table_sizes(module: nn.Module) -> list[int]:
+    """Return how many positions each learned position table of a module has."""
     sizes = list[int]()
     for name, part in by_path(module).items():
         if _POSITIONS.search(name) and isinstance(weight := getattr(part, "weight", None), nn.Parameter):
             # rows up to the padding row (RoBERTa), or the first `offset` rows (BART), stand for no position
             padding = getattr(part, "padding_idx", None)
             sizes.append(len(weight) - (0 if padding is None else padding + 1) - getattr(part, "offset", 0))
-    config: object = module.config
-    limit = getattr(config, "max_position_embeddings", None)
-    if not sizes and isinstance(limit, int) and limit > 0 and not getattr(config, "relative_attention", False):
-        return limit
-    return min(sizes, default=UNLIMITED)
+    return sizes

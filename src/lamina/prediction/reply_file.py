@@ -138,10 +138,10 @@ def read_labels(path: str | Path, columns: ReplyColumns, positive: str | int | N
         raise ConfigError(f"monitor: every reply has the label '{known[0]}'; bad and good replies are both needed.")
     if positive == "O" or (positive[:2] in ("B-", "I-") and len(positive) > 2):
         raise ConfigError(f"monitor: the positive label '{positive}' is a tag of words; rename it in the file.")
-    for row, label in zip(table.rows, labels, strict=True):
+    for label in known:
         if label != positive and look(label) == look(positive):
             problem = f"the label '{label}' would count as good, but looks like the positive label '{positive}'"
-            raise _bad(table, row, names["label"], f"{problem}. Correct the row.")
+            raise _bad(table, table.rows[labels.index(label)], names["label"], f"{problem}. Correct the row.")
     if len(known) > 2:
         good = Counter(label for label in labels if label != positive)
         shown = ", ".join(f"'{label}' ({count})" for label, count in good.most_common(10))

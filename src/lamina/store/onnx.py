@@ -164,7 +164,8 @@ def export_onnx(
     import_packages(_OP, "onnx", "onnxscript", "onnxruntime")
     is_bank = isinstance(bank_or_model, ReaderBank)
     digests = reader_digests(bank_or_model, readers) if is_bank else {}
-    plan = ExportPlan(_copied(bank_or_model, processor), list(digests), main=main or not is_bank)
+    names = list(digests) if is_bank else readers
+    plan = ExportPlan(_copied(bank_or_model, processor), names, main=main or not is_bank)
     folder, processor = Path(folder), plan.bank.processor
     with staged(folder, [MARK, GRAPH, WEIGHTS], exported_files(folder)) as stage:
         difference = _checked_graph(plan, stage / GRAPH, progress=progress)

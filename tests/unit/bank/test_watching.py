@@ -20,6 +20,8 @@ from torch import Tensor
 from transformers import (
     BertConfig,
     BertLMHeadModel,
+    FalconConfig,
+    FalconForCausalLM,
     GenerationMixin,
     GPT2Config,
     GPT2LMHeadModel,
@@ -258,27 +260,34 @@ def test_an_empty_prompt_is_refused(empty: Any):
             bank.stream(bank.model, one, monitors=[FLAG])
 
 
-def test_a_prompt_that_is_longer_than_the_model_reads_is_refused():
+def test_a_prompt_that_is_longer_than_the_position_table_is_refused():
+    bank = ReaderBank(GPT2LMHeadModel(GPT2Config(vocab_size=99, n_embd=16, n_layer=1, n_head=2, n_positions=20)))
+    bank.add("flag", Reader(AdaLayers(dim=8), TOKENS))
+    for given in (prompt(1, 21)["input_ids"], prompt(2, 21)):
+        with pytest.raises(ConfigError, match="a prompt has 21 tokens; the model reads at most 20"):
+            bank.stream(bank.model, given, monitors=[FLAG])
+    padded = prompt(1, 23)
+    padded["attention_mask"][:, :3] = 0
+    ids = padded["input_ids"]
+    assert len(list(bank.stream(bank.model, padded, monitors=[FLAG], max_new_tokens=1))) == 1
+    mask = padded["attention_mask"]
+    assert len(list(bank.stream(bank.model, ids, monitors=[FLAG], attention_mask=mask, max_new_tokens=1))) == 1
+    with pytest.raises(ConfigError, match=r"bank\.stream: a GPT2Block writes no text. Give bank\.model"):
+        bank.stream(bank.model.transformer.h[0], ids, monitors=[FLAG])
+
+
+def test_models_without_a_table_of_one_length_read_longer_prompts():
     settings: dict[str, Any] = {"vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    settings |= {"intermediate_size": 16, "max_position_embeddings": 20}
-    scaled = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
-    gpt2 = GPT2Config(vocab_size=99, n_embd=16, n_layer=1, n_head=2, n_positions=20)
-    for model, most in (
-        (LlamaForCausalLM(LlamaConfig(**settings)), 20),
-        (GPT2LMHeadModel(gpt2), 20),
-        (LlamaForCausalLM(LlamaConfig(**settings, rope_parameters=scaled)), None),  # made for longer texts
+    rotary = LlamaConfig(**settings, intermediate_size=16, max_position_embeddings=20)
+    for model in (
+        LlamaForCausalLM(rotary),
+        FalconForCausalLM(
+            FalconConfig(**settings, alibi=True, max_position_embeddings=20, new_decoder_architecture=False)
+        ),
     ):
         bank = ReaderBank(model)
         bank.add("flag", Reader(AdaLayers(dim=8), TOKENS))
-        for given in (prompt(1, 21)["input_ids"], prompt(2, 21)):
-            if most:
-                with pytest.raises(ConfigError, match=f"a prompt has 21 tokens; the model reads at most {most}"):
-                    bank.stream(bank.model, given, monitors=[FLAG])
-            else:
-                assert list(bank.stream(bank.model, given, monitors=[FLAG], **SHORT))
-        padded = prompt(1, 23)
-        padded["attention_mask"][:, :3] = 0
-        assert len(list(bank.stream(bank.model, padded, monitors=[FLAG], max_new_tokens=1))) == 1
+        assert list(bank.stream(bank.model, prompt(2, 21), monitors=[FLAG], **SHORT))
 
 
 def test_texts_end_at_strings_with_the_banks_tokenizer():

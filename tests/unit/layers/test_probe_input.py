@@ -11,6 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from lamina.errors import UnsupportedModelError
 from lamina.layers import stacks
 from lamina.layers.probe_input import PADDED, NoInputError, probe_input
+from lamina.layers.stack import position_limit
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 
@@ -95,8 +96,9 @@ def test_a_model_that_also_sees_is_read_as_text():
     config = transformers.LlavaConfig(
         vision_config=vision, text_config=transformers.LlamaConfig(**TINY, vocab_size=99), image_token_index=98
     )
-    found = stacks(transformers.LlavaForConditionalGeneration(config))
-    assert found["main"].scope_path == "model.language_model"
+    model = transformers.LlavaForConditionalGeneration(config)
+    assert stacks(model)["main"].scope_path == "model.language_model"
+    assert position_limit(model) == config.text_config.max_position_embeddings > 1 + (16 // 4) ** 2  # not the patches
 
 
 @pytest.mark.parametrize(

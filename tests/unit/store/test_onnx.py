@@ -249,6 +249,8 @@ def test_a_reader_named_twice_is_written_once(tmp_path: Path, names: Any, monkey
 
 
 def test_what_cannot_be_exported_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(UnknownNameError, match=r"unknown reader 'nope'; known: none"):
+        export_onnx(tiny_model(), tmp_path / "out", readers=["nope"])
     with pytest.raises(UnknownNameError, match=r"unknown reader 'mod'.*Did you mean 'mood'"):
         export_onnx(tiny_bank(), tmp_path / "out", readers=["mod"])
     with pytest.raises(ConfigError, match="there is no reader to write"):

@@ -15,6 +15,7 @@ from lamina.errors import ConfigError, UnsupportedModelError, check_known
 from lamina.layers import default_stack, select
 from lamina.layers.adapters import check_no_adapters
 from lamina.layers.roles import ROLES, Attention, family_of, has_path, modules_at
+from lamina.layers.selectors import ranges
 from lamina.layers.wrappers import checked_model
 from lamina.store.load_model import load
 from lamina.studies.study import Figure, Pivot, Study, model_facts, study_settings
@@ -173,7 +174,7 @@ def _blocks_at(moved: Mapping[int, Summary], distance: float) -> tuple[str, str]
     layers = [layer for layer, summary in moved.items() if f"{summary.mean:.2g}" == shown]
     interval = moved[layers[0]].interval if len(layers) == 1 else None
     over = "" if interval is None else f" ± {interval:.2g}"
-    blocks = f"block{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
+    blocks = f"block{'s' * (len(layers) > 1)} {ranges(layers)}"
     return blocks, f"{shown}{over} times the norm of the base's weights"
 
 
