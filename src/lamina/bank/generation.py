@@ -86,10 +86,10 @@ class GenerateCall:
         config: The options of the call, as `generate` uses them.
         beams: Whether it decodes by beam search.
         assisted: Whether it uses speculative decoding: some passes then read draft tokens that may be rejected.
-        prompt_in_pieces: Whether the first pass may read something else than the whole prompt with its mask: the prompt
-            is read in chunks or together with drafts, or the cache holds tokens already or has a fixed size.
-        prompt_tokens: Number of tokens of the prompt at the start of the returned sequences; 0 if the prompt is
-            embeddings, because the sequences then have only new tokens.
+        prompt_in_pieces: Whether the first pass may not read the whole prompt with its mask: with prompts in chunks,
+            with drafts, or with a cache that holds tokens already or has a fixed size.
+        prompt_tokens: Number of tokens of the prompt at the start of the returned sequences, which is the width of
+            `prompts`; 0 if the prompt is embeddings, because the sequences then have only new tokens.
         prompt: Length of the prompt that the decoder reads, in tokens.
         prompts: `input_ids`: `[rows, tokens]` with padding. In an encoder-decoder, the decoder's start tokens. `[rows,
             0]` if the prompts are embeddings.

@@ -258,10 +258,10 @@ def _hours(hours: float) -> str:
 
 
 def _runs_row(rows: Sequence[JSONObject]) -> tuple[object, ...]:
-    """Return the printed row for all settings of one task and method.
+    """Return the row of the table of runs (see `print_estimate`) for all settings of one task and method.
 
-    Runs and operations are added up. Other numbers are the value that all settings share, or the lowest and the highest
-    value.
+    Runs and operations are added up. Any other number is shown once if all settings share it, else as "lowest to
+    highest". A setting is shown with its value, or with the number of its values.
     """
     from lamina.recipes.estimate import readable
 

@@ -82,7 +82,8 @@ def _batches(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[p
         metadata, schema = file.metadata, file.metadata.schema
         leaves = [schema.column(index) for index in range(len(schema))]
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-        read = [i for i, leaf in enumerate(leaves) if columns is None or leaf.path.partition(".")[0] in columns]
+        wanted = set(known if columns is None else columns)  # a name may have a dot, as the path of a nested column
+        read = [i for i, leaf in enumerate(leaves) if not wanted.isdisjoint((leaf.path, leaf.path.partition(".")[0]))]
         groups = range(metadata.num_row_groups)
         chunks = (metadata.row_group(group).column(index) for group in groups for index in read)
         if sum(max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in chunks) > most:

@@ -91,8 +91,8 @@ class _Plan:
         order: The old number of each new block.
         path: Path of the module list that holds the blocks; None if one block serves as all layers.
         first: Paths, relative to a block, of parts that only the first block has.
-        attributes: For each new block: path of a module in it -> its new attributes, and its new submodules without
-            weights.
+        attributes: For each new block: path of a module in it -> name -> value, for each attribute, and each submodule
+            without weights, that must be set. Empty if `path` is None.
     """
 
     before: PreTrainedModel

@@ -59,8 +59,9 @@ def freeze_(
     Raises:
         ConfigError: If an argument is not valid; if `train` is empty, or names inserted layers and the model has none;
             if `train` is a list and `layers` or `stack` is given too; or if the layers have no parameters. Also if
-            single layers are selected in a stack that has no module per block or whose layers share weights, if the
-            model has several towers and none is named (without `train`), or if it cannot be edited.
+            some layers are selected, and the stack has no module per block, or some but not all of the layers that
+            share a block are among them; if the model has several towers and none is named (without `train`); or if it
+            cannot be edited.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the stack, or a part in `train`, does not exist.
         UnsupportedModelError: If the model's layers cannot be found, unless only `train` is given.
@@ -157,7 +158,8 @@ def _modules_of_layers(model: PreTrainedModel, stack: LayerStack, chosen: list[i
     """Return all modules, at any depth, of the chosen layers of a stack.
 
     Raises:
-        ConfigError: If single layers are chosen in a stack that has no module per block or whose layers share weights.
+        ConfigError: If some layers are chosen, and the stack has no module per block, or some but not all of the layers
+            that share a block are among them.
     """
     if len(chosen) == stack.layers:
         return stack_modules(model, stack)

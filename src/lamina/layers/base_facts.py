@@ -87,8 +87,9 @@ def module_facts(model: nn.Module, stack: LayerStack) -> dict[str, str]:
     Adapters do not count here, because the fingerprint tells which adapters are active.
 
     Returns:
-        Path -> class name and digest. Modules whose paths differ only in a block's number share an entry, with `*` in
-        place of the number ("encoder.layer.*.output.dense"); the digest covers these modules, in order.
+        Path in the innermost module with a config -> class name and digest. Modules whose paths differ only in a
+        block's number share an entry, with `*` in place of the number ("encoder.layer.*.output.dense"); the digest
+        covers these modules, in order.
     """
     groups: dict[str, list[str]] = defaultdict(list)
     names: dict[str, str] = {}

@@ -168,7 +168,7 @@ def tower_for(stacks: Mapping[str, LayerStack], inputs: Iterable[str]) -> str | 
 def position_limit(model: PreTrainedModel) -> int:
     """Return how many positions a model has for text, from its smallest position table or else from its config.
 
-    Of a model that reads more than text, only the part for text counts. Without a limit the result is `UNLIMITED`. With
+    If a model reads more than text, only its part for text counts. Without a limit the result is `UNLIMITED`. With
     relative attention, the config's limit does not count.
     """
     text_towers = (tower for tower in towers_of(model).values() if tower.main_input_name == "input_ids")

@@ -210,6 +210,8 @@ _plans: WeakKeyDictionary[nn.Module, tuple[object, _Plan]] = WeakKeyDictionary()
 class Predictor:
     """Predicts with some readers of a bank, or with a whole model, for any number of calls; see `predict`.
 
+    The config of a classifier gets the tokenizer's padding token if it names none.
+
     Args:
         target: The bank or model.
         options: Options of each pass.
@@ -225,9 +227,9 @@ class Predictor:
 
     Raises:
         UnknownNameError: If a reader, the kind or the backend does not exist.
-        ConfigError: If there is no reader or processor, the model has no head for any kind, or the processor of a bank
-            has changed; or if `kind` is set for a bank, `readers` for a whole model, or an option that has no effect on
-            the kinds of tasks.
+        ConfigError: If there is no reader or processor, the model has no head for `kind` (None: for any kind), or the
+            processor of a bank has changed. Also if `kind` is set for a bank, if `readers` is set for a whole model, or
+            if an option is set that has no effect on the kinds of tasks.
         BaseMismatchError: If `processor` makes different inputs than the bank's own.
     """
 

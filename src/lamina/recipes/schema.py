@@ -554,8 +554,8 @@ def _check_axes(recipe: Recipe, axes: Mapping[str, list[AxisLayout]], whole: boo
     """Check the axes of one table or figure. `axes` maps a key such as "rows" or "x" to the axes under this key.
 
     With `whole`, the values that an axis renames must exist. Raises ConfigError if the recipe has several tasks and no
-    axis is "task", and ValidationError if an axis or a value that it renames does not exist, or layers cannot be
-    counted.
+    axis is "task", and ValidationError if an axis or a value that it renames does not exist, or the number of layers of
+    a value is not known to an axis that counts them.
     """
     keys = {axis.key for side in axes.values() for axis in side}
     if len(recipe.tasks) > 1 and "task" not in keys:

@@ -229,7 +229,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
     @cached_property
     def lengths(self) -> Lengths:
-        """How many tokens of a text each reader reads; without readers, the number that the model reads."""
+        """How many tokens of a text are read (see `Lengths`); here one number, that of the model, for all readers."""
         return Lengths((length_limit(self.bank.model, self.bank.processor),))
 
     @property

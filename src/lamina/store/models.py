@@ -263,8 +263,8 @@ def check_files(name: str, config: PretrainedConfig) -> None:
 
     Raises:
         StoreError: If an entry is neither a file nor a folder (reading a pipe would never end), or an index of weights
-            is damaged or names a file outside the folder. Unless the config names a quantization: also if weights are
-            integers, or a `.bin` file has no weights at its top level, or fewer than in a dict inside it.
+            is damaged or names a file outside the folder. If the config names no quantization, also if weights are
+            integers, or if a `.bin` file has no weights at its top level, or has fewer there than in a dict inside it.
     """
     if not is_dir(name):
         return

@@ -326,7 +326,10 @@ def _agree(characters: str, carried: str, *, loosely: bool) -> bool:
 
 
 def _explained(mark: SpanMark, text: str) -> str:
-    """Return a sentence for a message: a guess at the unit in which the edges of `mark` count; "" without a guess."""
+    """Return a sentence, after a blank, that guesses how the edges of `mark` are counted; "" without a guess.
+
+    The guesses are: in bytes, in another unit of other programs, from 1, or up to the last character.
+    """
     start, end = cast("tuple[int, int]", mark.edges)
     in_bytes = text.encode()[max(0, start) : max(0, end)].decode(errors="replace")
     guesses = {

@@ -123,7 +123,7 @@ class Learner:
         """Take an optimizer step with the learning rates scaled by `factor`, clear the gradients, and count the step.
 
         With a gradient `scaler`, which float16 needs, the weights stay as they are if a gradient is not finite; the
-        step counts all the same.
+        step counts all the same. The caller calls `scaler.update` after the steps of all learners.
         """
         factor = self.factor()
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):

@@ -184,8 +184,9 @@ class Plan:
 def parts_of(rows: Sequence[int], parts: int, rank: int, world_size: int) -> list[tuple[list[int], bool]]:
     """Return this process's batches of a step: for each, its rows, and whether its loss counts.
 
-    Every process must run the model in each step, because processes wait for each other's gradients. A process without
-    rows of its own gets the first row, and its loss does not count.
+    Batch i has every `parts`-th row, beginning with row i, and belongs to process i % `world_size`; empty batches are
+    left out. Every process must run the model in each step, because processes wait for each other's gradients. So a
+    process without rows of its own gets the first row, and its loss does not count.
 
     Args:
         rows: Rows of the whole step.

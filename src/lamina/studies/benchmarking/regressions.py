@@ -77,8 +77,8 @@ def auc(classes: Classes, scores: Matrix) -> float:
 def _held_out(make: Callable[[], Any], features: Matrix, classes: Classes, folds: Folds) -> float:
     """Return the mean AUC on the held-out rows of all folds; each fold fits a new model, which `make` returns.
 
-    A fold whose training rows have one class counts 0.5; the result is 0.5 without folds. `features`, `[rows,
-    features]`, and `classes` are those of all training rows.
+    A fold whose training or held-out rows have one class counts 0.5; the result is 0.5 without folds.
+    `features`, `[rows, features]`, and `classes` are those of all training rows.
     """
     scores: list[float] = []
     for train, held in folds:
