@@ -50,6 +50,7 @@ logger = logging.getLogger(__name__)
 
 _FEW_STEPS = 30  # with fewer optimizer steps, a reader has learnt little
 _FEW_ROWS = 8  # with fewer validation rows, the choice of the best epoch is a matter of chance
+_ROWS_TO_COMPARE = 20  # with fewer validation rows, which of two scores is better is a matter of chance
 _READ_PARTS = ("train", "validation")  # parts that are read in every epoch
 _FILES = ("history.json", "table.parquet", "importances.parquet")  # the last one only for a bank, see `_write`
 READER_RATE, MODEL_RATE = 1e-3, 2e-5  # default learning rates of readers, and of a whole model
@@ -221,29 +222,43 @@ def _warn_of_few_rows(op: str, scored: Mapping[str, Task], options: FitOptions, 
 def _warned_of_little(op: str, engine: Engine, result: FitResult) -> FitResult:
     """Return the result of a run of `fit`, after warnings about readers that may have learnt little; others unchanged.
 
-    A warning names each reader that took fewer than 30 optimizer steps, unless the options that decide their number
-    have other values than the defaults. Another names all learners that are not better, on their validation splits,
-    than the best constant answer. `op` begins the messages. Only rank 0 warns.
+    A warning names the readers that took fewer than 30 optimizer steps, unless the options that decide their number
+    have other values than the defaults. Another names the other learners that are not better, on their validation
+    splits, than the best constant answer (by the mean absolute error, if that is a metric of theirs). Splits with fewer
+    than 20 labelled rows are left out. A warning lists at most 10 names. `op` begins the messages. Only rank 0 warns.
     """
     if op != "fit" or rank():
         return result
     plan, options, usual = engine.plan, engine.options, FitOptions()
     chosen = options.max_steps is not None or options.step_size != usual.step_size
-    for name in engine.learners if isinstance(engine.runner, BankRunner) and not chosen else ():
-        if plan.epochs[name] == usual.epochs and (steps := plan.steps_of(name)) < _FEW_STEPS:
-            enough = math.ceil(LEAST_STEPS * plan.epochs[name] / steps)
-            problem = f"'{name}' took {pluralize(steps, 'optimizer step')}, perhaps too few to learn from"
-            logger.warning("%s: %s. Raise epochs, for instance to %d, or lower batch_size.", op, problem, enough)
+    names = engine.learners if isinstance(engine.runner, BankRunner) and not chosen else ()
+    steps = {name: plan.steps_of(name) for name in names if plan.epochs[name] == usual.epochs}
+    few = {name: count for name, count in steps.items() if count < _FEW_STEPS}
+    if few:
+        most = "at most " if len({*few.values()}) > 1 else ""
+        took = f"took {most}{pluralize(max(few.values()), 'optimizer step')}, perhaps too few to learn from"
+        enough = math.ceil(LEAST_STEPS * plan.epochs[next(iter(few))] / min(few.values()))
+        hint = f"Raise epochs, for instance to {enough}, or lower batch_size"
+        logger.warning("%s: %s %s. %s.", op, _first_ten([f"'{name}'" for name in few]), took, hint)
     poor: list[str] = []
     for name, constant in result.baselines.items():
-        metric = engine.learners[name].metric
+        metric = "mae" if "mae" in constant else engine.learners[name].metric
+        rows = plan.tasks[name].split("validation")
         sign = -1 if metric in LOWER else 1
         perfect = constant.get(metric) == (0 if metric in LOWER else 1)  # the split has one answer only
-        if metric in constant and not perfect and sign * result.best[name][metric] <= sign * constant[metric]:
+        if name in few or len(rows) - rows.unlabelled < _ROWS_TO_COMPARE or metric not in constant or perfect:
+            continue
+        if sign * result.best[name][metric] <= sign * constant[metric]:
             poor.append(f"'{name}' ({metric} {result.best[name][metric]:.3f}, always '{constant['always']}')")
     if poor:
-        logger.warning("%s: not better on validation than one and the same answer: %s", op, ", ".join(poor))
+        logger.warning("%s: not better on validation than one and the same answer: %s", op, _first_ten(poor))
     return result
+
+
+def _first_ten(names: Sequence[str]) -> str:
+    """Return names joined by commas: all of them, or the first 10 and how many others there are."""
+    others = len(names) - 10
+    return ", ".join(names[:10]) + (f" and {others} other{'s' * (others > 1)}" if others > 0 else "")
 
 
 def _warn_of_separate_passes(op: str, tasks: Mapping[str, Task]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.training import reader, tiny_bank, yes_no
+from tests.support.training import length_of_text, reader, tiny_bank, yes_no
 
 from lamina import fit
 from lamina.tasks.task import Task
@@ -50,6 +51,19 @@ def test_a_run_of_few_steps_says_so_unless_their_number_was_chosen(caplog: pytes
     told = "fit: 'mood' took 3 optimizer steps, perhaps too few to learn from. Raise epochs, for instance to 200"
     assert told in caplog.text
     caplog.clear()
+    names = [f"r{number:02}" for number in range(12)]
+    fit(tiny_bank({name: reader(few) for name in names}), dict.fromkeys(names, few), progress=False)
+    told = [message for message in caplog.messages if "optimizer step" in message]
+    assert len(told) == 1
+    assert told[0].startswith("fit: 'r00', 'r01', ")
+    assert "'r09' and 2 others took 3 optimizer steps, perhaps" in told[0]
+    caplog.clear()
+    longer = yes_no(train=64, validation=8)
+    fit(tiny_bank({"a": reader(few), "b": reader(longer)}), {"a": few, "b": longer}, progress=False)
+    assert (
+        "fit: 'a', 'b' took at most 6 optimizer steps, perhaps too few to learn from. Raise epochs, for" in caplog.text
+    )
+    caplog.clear()
     for chosen in ({"epochs": 2}, {"batch_size": 8}, {"max_steps": 3}):
         fit(bank, {"mood": few}, progress=False, **chosen)
     many = yes_no(train=320, validation=8)  # ten steps per epoch
@@ -64,9 +78,22 @@ def test_readers_that_are_no_better_than_one_answer_are_named(caplog: pytest.Log
     assert result.best["good"]["accuracy"] > result.baselines["good"]["accuracy"]
     assert "not better" not in caplog.text
     bank["mood"].head.output.bias.data[0] = 99.0
+    fit(bank, {"mood": mood}, learning_rate=1e-9, progress=False)  # the warning of few steps has named it
+    small = yes_no(train=40, validation=19)  # too few rows to tell
+    fit(bank, {"mood": small}, epochs=1, learning_rate=1e-9, progress=False)
+    assert "not better" not in caplog.text
     always = fit(bank, {"mood": mood}, epochs=1, learning_rate=1e-9, progress=False)
     assert always.best["mood"]["accuracy"] <= always.baselines["mood"]["accuracy"]
     assert "fit: not better on validation than one and the same answer: 'mood' (accuracy 0." in caplog.text
+    caplog.clear()
+    far = replace(length_of_text(), metrics=("pearson", "mae"))  # a correlation ignores the scale
+    bank = tiny_bank({f"far{number}": reader(far) for number in range(11)})
+    for name in bank:
+        bank[name].head.output.bias.data[0] = 99.0
+    fit(bank, dict.fromkeys(bank, far), epochs=1, learning_rate=1e-9, progress=False)
+    assert "'far0' (mae 9" in caplog.text
+    assert " and 1 other" in caplog.text
+    assert "'far10'" not in caplog.text
 
 
 def test_running_text_repeats_lines_without_a_warning(caplog: pytest.LogCaptureFixture):
