@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -18,41 +19,62 @@ def json_rows(path: Path, lines: Numbered[str]) -> Numbered[Record]:
     """Yield (number, object) for the lines of a file that are not blank, or for the array that the whole file is.
 
     Numbers are those of the lines; in an array they count its entries from 1. A DataError stands for what is not an
-    object. The iterator raises DataError if a file that begins with "[" is not an array, or has more than `MAX_BYTES`
-    characters, unless its first line is a whole list; then its lines are read one by one.
+    object. A file is read as an array if its first line begins with "[", unless that line is a whole list and others
+    follow, or the file is not an array and its second line is an object. The iterator raises DataError if such a file
+    is not an array, or has more than `MAX_BYTES` characters.
     """
     filled = (line for line in lines if isinstance(line[1], DataError) or line[1].strip())
     held = list(islice(filled, 1))
-    is_array = bool(held) and isinstance(held[0][1], str) and held[0][1].lstrip().startswith("[")
-    entries = _array(path, held, filled) if is_array else None
-    for number, entry in enumerate(entries or (), start=1):
-        yield number, entry if isinstance(entry, dict) else bad_row(path, number, "of the array is not an object")
-    for number, line in chain(held, filled) if entries is None else ():
+    if held and isinstance(held[0][1], str) and held[0][1].lstrip().startswith("["):
+        held = list(_while_readable(chain(held, filled)))
+        entries = _array(path, [line for _, line in held])
+        if entries is not None:
+            for number, entry in enumerate(entries, start=1):
+                yield (
+                    number,
+                    entry if isinstance(entry, dict) else bad_row(path, number, "of the array is not an object"),
+                )
+            return
+    for number, line in chain(held, filled):
         yield number, line if isinstance(line, DataError) else _object(path, number, line)
 
 
-def _array(path: Path, held: list[tuple[int, str | DataError]], lines: Numbered[str]) -> list[object] | None:
-    """Return the entries of the JSON array in a file: its first line is in `held`, and `lines`, the others, join it.
+def _while_readable(lines: Numbered[str]) -> Numbered[str]:
+    """Yield lines; end after the first DataError, or once they have more than `MAX_BYTES` characters together."""
+    size = 0
+    for number, line in lines:
+        yield number, line
+        size += len(str(line))
+        if isinstance(line, DataError) or size > MAX_BYTES:
+            return
 
-    None: the first line is a list by itself, and others follow. Errors as in `json_rows`.
+
+def _array(path: Path, lines: Sequence[str | DataError]) -> list[object] | None:
+    """Return the entries of the JSON array in the lines of a file, of which the first begins with "[".
+
+    None: the file is to be read line by line. `lines` are those of `_while_readable`; see `json_rows` for errors.
     """
-    size, start = 0, str(held[0][1])
-    for line in lines:
-        held.append(line)
-        size += len(str(line[1]))
-        if isinstance(line[1], DataError) or size > MAX_BYTES:
-            break
+    text = "".join(map(str, lines))
     try:
-        if size > MAX_BYTES:
+        if isinstance(lines[-1], DataError):
+            raise lines[-1]
+        if len(text) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES:,} characters")
-        return parse_json("".join(str(text) for _, text in held))
-    except ValueError as error:
-        with suppress(ValueError):
-            parse_json(start)
-            return None
+        return parse_json(text)
+    except ValueError as error:  # a DataError is one too
+        for line, kind in zip(lines[:2], (list, dict), strict=False):
+            with suppress(ValueError):
+                if isinstance(parse_json(str(line)), kind):
+                    return None
+        if isinstance(error, DataError):
+            raise
+        hint = (
+            ""
+            if isinstance(error, RepeatedKeyError)
+            else f" Write one object per line, as with: jq -c '.[]' {path.name}"
+        )
         reason = f"begins with '[', but cannot be read as a JSON array ({error})"
-        hint = f"Write one object per line, as with: jq -c '.[]' {path.name}"
-        raise DataError(f"read: {path} {reason}. {hint}", path=str(path)) from error
+        raise DataError(f"read: {path} {reason}.{hint}", path=str(path)) from error
 
 
 def _object(path: Path, number: int, text: str) -> Record | DataError:

@@ -37,3 +37,22 @@ def test_a_json_array_is_read_as_its_objects(tmp_path: Path, indent: int | None)
 def test_arrays_that_are_no_rows(tmp_path: Path, text: str, problem: str):
     with pytest.raises(DataError, match=problem):
         read_table(put(tmp_path / "a.json", text))
+
+
+@pytest.mark.parametrize("start", ["[INFO] loaded", "[oops", '["a", "b"]'])
+def test_a_bad_first_line_in_square_brackets_is_one_bad_row(tmp_path: Path, start: str):
+    path = put(tmp_path / "a.jsonl", f'{start}\n\n{{"a": 1}}\n{{"a": 2}}\n')
+    bad: list[DataError] = []
+    assert [chunk.columns for chunk in read_chunks(path, on_bad_row=bad.append)] == [{"a": [1, 2]}]
+    assert [error.row for error in bad] == [1]
+    with pytest.raises(DataError, match="row 1 is not "):
+        read_table(path)
+
+
+def test_the_reason_why_an_array_cannot_be_read(tmp_path: Path):
+    (tmp_path / "a.json").write_bytes(b'[{"a": 1},\n{"a": "\xff"}]')
+    with pytest.raises(DataError, match=r"is not UTF-8 at byte 18 \(row 2\)"):
+        read_table(tmp_path / "a.json")
+    with pytest.raises(DataError, match="the key 'a' comes twice") as caught:
+        read_table(put(tmp_path / "b.json", '[{"a": 1,\n"a": 2}]'))
+    assert "jq" not in str(caught.value)
