@@ -18,6 +18,7 @@ from lamina.errors import DataError, UnknownNameError
 from lamina.prediction.calibrate import positives_of
 from lamina.recipes.load_tasks import load_task
 from lamina.recipes.schema import TaskRecipe
+from lamina.tasks.label_cells import MASK_NULLS
 from lamina.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -250,8 +251,27 @@ def test_of_several_labels_in_a_text_an_empty_one_is_missing_if_the_user_chose(
     assert "1 of 4 cells in column 'label' are empty, which is read as no class. Give missing" in caplog.text
     assert classify(test=path, missing_labels="drop", **how).split("test").labels == ((1, 1), (0, 1), (0, 0))
     assert classify(test=path, missing_labels="mask", **how).split("test").unlabelled == 1
-    assert classify(test=path, missing_labels="mask_nulls", **how).split("test").unlabelled == 0  # as `evaluate` reads
-    with pytest.raises(DataError, match="row 3 has no label in column 'label'; every row needs one"):
+    assert classify(test=path, missing_labels=MASK_NULLS, **how).split("test").unlabelled == 0  # as `evaluate` reads
+    with pytest.raises(UnknownNameError, match="unknown missing_labels 'mask_nulls'"):
+        classify(test=path, missing_labels="mask_nulls", **how)
+    with pytest.raises(
+        DataError, match=r"row 3 has no label .*, or leave missing_labels out, and an empty text is no cl"
+    ):
         classify(test=path, missing_labels="error", **how)
     with pytest.raises(DataError, match="or problem_type='multi_label' if a cell has several classes and may be empty"):
         classify(train=path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "hint"),
+    [
+        (KIND, ["buy | now", "N/A"], r", or labels=\['N/A', ...\] if that is a class"),
+        (KIND, ["buy | now", ""], ", or problem_type='multi_label' if"),
+        ("token_classification", ["[] ;", ""], "'mask' to keep them for other tasks over the same rows"),
+    ],
+)
+def test_the_last_advice_about_a_missing_label(tmp_path: Path, kind: str, labels: list[str], hint: str):
+    path = WRITTEN["tsv"](tmp_path / "some.tsv", labels)
+    with pytest.raises(DataError, match=f"row 3 has no label .* needs one. Give missing_labels=[^;]*{hint}") as caught:
+        Task.from_files(kind, train=path)
+    assert ("multi_label" in str(caught.value)) == ("multi_label" in hint)

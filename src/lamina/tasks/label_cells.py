@@ -14,14 +14,12 @@ import tokenize
 import unicodedata
 from collections.abc import Collection, Mapping
 from decimal import Decimal
+from enum import StrEnum
 from typing import TypeAlias
 
 from lamina.data.encode import encodable
 from lamina.utils import RepeatedKeyError, parse_json
 
-# `missing_labels` of `evaluate`: as "mask", but an empty text of a multi-label task means no class, as it does in
-# training if the user chose nothing
-MASK_NULLS = "mask_nulls"
 SEPARATORS = ",;|"  # signs that may stand between the class names in one text
 _ERRORS = "#value! #ref! #div/0! #num! #name? #null!"  # of spreadsheets
 _MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none", *_ERRORS.split()})
@@ -45,6 +43,17 @@ _EXACT = 1 << 53  # from here on, floats cannot tell two neighbouring class ids 
 _IGNORED = "-100"  # the label that models skip
 _LONGEST_LIST = 1 << 16  # characters of a text that is read as a list in Python; JSON may be longer
 _SET = re.compile(r"(?:frozen)?set\((.*)\)", re.DOTALL)  # how Python prints empty and frozen sets
+
+
+class _Private(StrEnum):
+    """Values of `missing_labels` that users cannot pass; `check_spec` refuses a text that is equal."""
+
+    MASK_NULLS = "mask_nulls"
+
+
+# `missing_labels` of `evaluate`: as "mask", but an empty text of a multi-label task means no class, as it does in
+# training if the user chose nothing
+MASK_NULLS = _Private.MASK_NULLS
 # A cell as Python has it: a text, number, bool or None, a list of these, or an object of a type that is no label.
 Cell: TypeAlias = object
 

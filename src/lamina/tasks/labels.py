@@ -153,14 +153,17 @@ def listed(rows: Sequence[int | str]) -> str:
 def _no_label(table: Table, row: int, spec: ColumnSpec, cell: object, *, is_skipped: bool) -> DataError:
     """Return the DataError for a row whose label `cell` is missing. A text such as "NA" is quoted; it may be a name."""
     got, hint = f"has no label in column '{spec.label}'", "Give missing_labels='drop' to leave such rows out"
+    cells, is_open = table.cells(spec.label), spec.problem_type is None and "multi_label" in spec.kind.problem_types
     if "mask" in spec.kind.missing:
         hint = f"{hint}, 'mask' to keep them for other tasks over the same rows"
     if is_skipped:
         got = f"{got} that counts: its annotator rejected, skipped or did not finish it"
-    elif spec.problem_type is None and any(";" in text or "|" in text for text in map(str, table.cells(spec.label))):
-        hint += ", or problem_type='multi_label' if a cell has several classes and may be empty"
     elif isinstance(cell, str) and (name := cell.strip()):
         got, hint = f"{got} ({name})", f"{hint}, or labels=['{name}', ...] if that is a class"
+    elif spec.problem_type == "multi_label" and spec.missing_labels is not None and cell == [None]:
+        hint += ", or leave missing_labels out, and an empty text is no class"
+    elif is_open and isinstance(cell, str) and any(";" in text or "|" in text for text in map(str, cells)):
+        hint += ", or problem_type='multi_label' if a cell has several classes and may be empty"
     return bad_cell(table, row, spec.label, f"{got}; every row needs one. {hint}.")
 
 

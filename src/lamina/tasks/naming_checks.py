@@ -50,7 +50,7 @@ def check_spec(spec: ColumnSpec) -> None:
     `separator`, `text_pair`).
     """
     kind, labels = spec.kind, spec.labels
-    if spec.missing_labels not in (None, MASK_NULLS):
+    if spec.missing_labels is not None and spec.missing_labels is not MASK_NULLS:  # an equal text is the user's
         check_known("task", [spec.missing_labels], kind.missing, "missing_labels")
     if spec.problem_type is not None:
         check_known("task", [spec.problem_type], kind.problem_types, "problem type")
