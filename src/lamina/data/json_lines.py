@@ -30,10 +30,8 @@ def json_rows(path: Path, lines: Numbered[str]) -> Numbered[Record]:
         entries = _array(path, [line for _, line in held])
         if entries is not None:
             for number, entry in enumerate(entries, start=1):
-                yield (
-                    number,
-                    entry if isinstance(entry, dict) else bad_row(path, number, "of the array is not an object"),
-                )
+                is_row = isinstance(entry, dict)
+                yield number, entry if is_row else bad_row(path, number, "of the array is not an object")
             return
     for number, line in chain(held, filled):
         yield number, line if isinstance(line, DataError) else _object(path, number, line)
@@ -68,13 +66,10 @@ def _array(path: Path, lines: Sequence[str | DataError]) -> list[object] | None:
                     return None
         if isinstance(error, DataError):
             raise
-        hint = (
-            ""
-            if isinstance(error, RepeatedKeyError)
-            else f" Write one object per line, as with: jq -c '.[]' {path.name}"
-        )
-        reason = f"begins with '[', but cannot be read as a JSON array ({error})"
-        raise DataError(f"read: {path} {reason}.{hint}", path=str(path)) from error
+        problem = f"begins with '[', but cannot be read as a JSON array ({error})."
+        if not isinstance(error, RepeatedKeyError):
+            problem += f" Write one object per line, as with: jq -c '.[]' {path.name}"
+        raise DataError(f"read: {path} {problem}", path=str(path)) from error
 
 
 def _object(path: Path, number: int, text: str) -> Record | DataError:

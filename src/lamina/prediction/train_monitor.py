@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -298,7 +298,7 @@ def score_replies(
     check_known("score_replies", [monitor.reader], bank, "reader")
     op = "score_replies"
     for row, pair in enumerate(cast("Sequence[object]", replies)):
-        texts = list(pair) if isinstance(pair, Sequence) and not isinstance(pair, str) else []
+        texts = list(pair) if isinstance(pair, Collection) and not isinstance(pair, str | Mapping) else []
         if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
             got = f"replies[{row}] is {pair!r:.60}"
             raise ConfigError(f"{op}: {got}; it must be a pair of texts, a prompt and a reply.")

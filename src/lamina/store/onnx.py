@@ -164,7 +164,7 @@ def export_onnx(
     import_packages(_OP, "onnx", "onnxscript", "onnxruntime")
     is_bank = isinstance(bank_or_model, ReaderBank)
     digests = reader_digests(bank_or_model, readers) if is_bank else {}
-    names = list(digests) if is_bank else readers
+    names = list(digests) if is_bank else [readers] if isinstance(readers, str) else readers
     plan = ExportPlan(_copied(bank_or_model, processor), names, main=main or not is_bank)
     folder, processor = Path(folder), plan.bank.processor
     with staged(folder, [MARK, GRAPH, WEIGHTS], exported_files(folder)) as stage:

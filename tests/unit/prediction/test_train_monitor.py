@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.support.causal import causal_model, starting_tokenizer
@@ -197,6 +198,9 @@ def test_a_model_that_reads_in_both_directions_judges_finished_replies_and_is_no
         score_replies(bank, "monitor", [])
     with pytest.raises(ConfigError, match=r"^score_replies: batch_size"):
         score_replies(bank, "monitor", [("a", "b")], batch_size=0)
+    assert score_replies(bank, "monitor", np.array([["a", "good"]])) == score_replies(bank, "monitor", [("a", "good")])
+    with pytest.raises(ConfigError, match=r"replies\[0\] is \{'prompt': 'a'"):
+        score_replies(bank, "monitor", [{"prompt": "a", "reply": "b"}])
     bank.processor = None
     with pytest.raises(ConfigError, match=r"^score_replies: the bank has no processor"):
         score_replies(bank, "monitor", [("a", "b")])
