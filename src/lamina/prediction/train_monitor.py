@@ -292,7 +292,7 @@ def score_replies(
     if isinstance(monitor, str):
         check_known("score_replies", [monitor], bank.monitors, "monitor")
         monitor = cast("Monitor", bank.monitors[monitor])
-    if not isinstance(monitor, Monitor) or not replies:
+    if not isinstance(monitor, Monitor) or not len(replies):
         got = f"the monitor is a {type(monitor).__name__}, and there are {len(replies)} replies"
         raise ConfigError(f"score_replies: {got}; a Monitor and at least one reply are needed.")
     check_known("score_replies", [monitor.reader], bank, "reader")

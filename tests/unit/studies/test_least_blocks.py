@@ -133,7 +133,7 @@ def test_a_reader_that_fails_leaves_the_model_as_trainable_as_it_was(monkeypatch
         raise KeyboardInterrupt
 
     model = tiny_model()
-    monkeypatch.setattr(least_blocks, "fit", fails)
+    monkeypatch.setattr(least_blocks, "train", fails)
     with pytest.raises(KeyboardInterrupt):
         drop_least_(model, mood(), 1, processor=tiny_tokenizer())
     assert all(parameter.requires_grad for parameter in model.parameters())

@@ -84,7 +84,7 @@ def tags() -> Task:
 
 @pytest.fixture(scope="module")
 def study(model, tokenizer, mood) -> Study:
-    return probe(model, {"mood": mood}, processor=tokenizer, seeds=[0, 1], learning_rate=0.04, **{**FAST, "epochs": 5})
+    return probe(model, {"mood": mood}, processor=tokenizer, seeds=[0, 1], learning_rate=0.02, **{**FAST, "epochs": 8})
 
 
 def values(study: Study, measure: str, **where) -> list[float]:

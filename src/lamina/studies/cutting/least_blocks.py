@@ -31,7 +31,6 @@ from lamina.studies.passes import unlabelled_batches
 from lamina.studies.runner import encode_rows, linear_reader
 from lamina.studies.states.similarity import similarity
 from lamina.tasks.metrics import LOWER
-from lamina.train.fit import fit
 from lamina.train.model_runner import ModelRunner, UnfitHeadError
 from lamina.train.options import FitOptions, PassOptions, Seed
 from lamina.train.results import Summary, summarise
@@ -294,7 +293,8 @@ def _reader(subject: _Subject, task: Task, seed: int) -> Generator[Callable[[], 
         bank, name = ReaderBank(subject.model, subject.processor), slug(task.name)
         bank.add(name, linear_reader(task, seed=seed, stack=subject.stack.name))
         # the last epoch: the rows that choose the best one are those that the reader is scored on
-        fit(bank, {name: task.without_test()}, seed=seed, keep="last", progress=False)
+        options = FitOptions.checked(_OP, seed=seed, keep="last", progress=False)
+        train(bank, {name: task.without_test()}, options, op=_OP)
         yield lambda: evaluate(bank, {name: task})[name][task.metric]
 
 
