@@ -1,7 +1,7 @@
 """Score against cost: the score of each way of adding a task to MiniLM, and its cost in parameters and time.
 
     python benchmarks/frontier.py --data ../shared/data --output out/frontier [--tasks cola rte] [--methods ...]
-        [--seeds 0 1 2] [--rows 2000] [--scored 1000] [--epochs 3] [--states out/states] [--workers 8]
+        [--seeds 0 1 2] [--rows 2000] [--scored 1000] [--epochs 3] [--states out/states] [--rates 1e-3] [--workers 8]
         [--picture frontier.svg] [--json]
 
 The tasks are sequence classification (CoLA, SST-2, IMDB), pairs of texts (MRPC, RTE, STS-B, QNLI) and token
@@ -125,7 +125,8 @@ def _run(arguments: argparse.Namespace, seeds: list[int], chosen: dict[tuple[str
         best = chosen.get((arguments.tasks[0] if task == ALL else task, method))
         key = {"task": task, "method": method, "seed": seed, "epochs": _epochs(arguments, method)}
         if method in RIVAL_RATES:  # a cell per learning rate, so that they can run at once
-            rates = [f"rate {rate:g}" for rate in RIVAL_RATES[method]] if best is None else [best]
+            grid = arguments.rates or RIVAL_RATES[method]
+            rates = [f"rate {rate:g}" for rate in grid] if best is None else [best]
             return [
                 Cell({**key, "variant": rate}, partial(_cell, arguments, task, method, seed, rate)) for rate in rates
             ]
@@ -191,6 +192,9 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--scored", type=int, help="maximum number of rows to score on (default: all)")
     parser.add_argument("--epochs", type=int, help="maximum number of epochs (default: depends on the method)")
+    parser.add_argument(
+        "--rates", nargs="+", type=float, help="learning rates of LoRA and fine-tuning (default: the grid of each)"
+    )
     parser.add_argument("--workers", type=int, default=1, help="number of processes (default %(default)s)")
     parser.add_argument("--states", type=Path, help="folder that keeps hidden states (default: none are kept)")
     parser.add_argument("--repeats", type=int, default=9, help="measured runs of the timing; 0: no timing (default 9)")

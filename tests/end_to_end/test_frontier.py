@@ -49,6 +49,23 @@ def test_a_run_without_any_result_ends_in_one_sentence(
     assert "failed: {'task': 'cola'" in capsys.readouterr().out
 
 
+def test_rates_replace_the_grid_of_a_rival(
+    frontier: Any, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    runs: list[tuple[int, str]] = []
+
+    def tuned(_task: object, *, seed: int, only: str, **_: object) -> dict[str, Any]:
+        runs.append((seed, only))
+        return {"variant": only, "score": 0.5, "held out": 0.5, "trained": 1, "stored": 1, "seconds": 1.0}
+
+    monkeypatch.setitem(frontier.METHODS, frontier.TUNED, tuned)
+    options = ("--methods", frontier.TUNED, "--seeds", "1", "2", "--rates", "2e-5", "--repeats", "0")
+    folders = ("--data", str(data), "--output", str(data / "out"))
+    monkeypatch.setattr(sys, "argv", ["frontier.py", "--tasks", "cola", *options, *folders])
+    frontier.main()
+    assert runs == [(1, "rate 2e-05"), (2, "rate 2e-05")]
+
+
 @pytest.mark.long
 def test_a_regression_runs_once_a_reader_with_every_seed_and_neither_twice(
     frontier: Any, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
