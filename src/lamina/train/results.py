@@ -183,12 +183,12 @@ def summarise(values: Sequence[float], *, confidence: float = 0.95) -> Summary:
     """Summarise the values of independent runs by their mean, spread and confidence interval.
 
     Args:
-        values: One value per run, at least one.
+        values: One value per run, at least one. Two or more must all be finite.
         confidence: Probability, between 0 and 1, that such an interval contains the true mean, for normally distributed
             values.
 
     Raises:
-        ConfigError: If there is no value, or `confidence` is out of range.
+        ConfigError: If there is no value, one of several is NaN or infinite, or `confidence` is out of range.
         MissingExtraError: If there are two values or more, and SciPy is not installed.
 
     Source:
@@ -197,7 +197,11 @@ def summarise(values: Sequence[float], *, confidence: float = 0.95) -> Summary:
     if not values:
         raise ConfigError("summarise: there are no values; at least one is needed.")
     check_inside("summarise", "confidence", confidence, usual=0.95)
-    count, mean = len(values), statistics.fmean(values)
+    count = len(values)
+    if count > 1 and (bad := [value for value in values if not math.isfinite(value)]):
+        got = f"{len(bad)} of {count} values are not finite, the first is {bad[0]}"
+        raise ConfigError(f"summarise: {got}; a spread needs finite values. Leave these runs out.")
+    mean = statistics.fmean(values)
     if count == 1:
         return Summary(1, mean, 0.0, None)
     spread = statistics.stdev(values)

@@ -126,6 +126,12 @@ def test_no_value():
         summarise([])
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_of_several_values_all_are_finite(value: float):
+    with pytest.raises(ConfigError, match=f"summarise: 2 of 3 values are not finite, the first is {value}; a spread n"):
+        summarise([0.5, value, -math.inf])
+
+
 @pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
 def test_a_confidence_that_cannot_be(confidence: float):
     with pytest.raises(ConfigError, match=r"it must be above 0 and below 1, such as 0\.95"):
