@@ -36,12 +36,12 @@ def columns_of(source: Path, text: str | None, text_pair: str | None, readers: M
     kinds = {name: kind_of(str(reader.config.head.kind)) for name, reader in readers.items()}
     # The second text of a language model is the reply, which it writes itself.
     paired = [name for name, reader in readers.items() if reader.info.get("pair") and kinds[name].has_classes]
+    names = _names(source) if text is None or (text_pair is None and paired) else []
     if text_pair is None and paired:
         sets: dict[tuple[str | None, str | None], str] = {}  # columns -> the first reader that learnt from them
         for name, own in learnt.items():
             sets.setdefault((own.get("text"), own.get("text_pair")), name)
         first, second = next(iter(sets)) if len(sets) == 1 else (None, None)
-        names = _names(source)
         if {first, second} <= {*names} and text in (None, first):
             text, text_pair = first, second
         needy = [name for name in paired if text is None and not kinds[name].judges_second]
@@ -55,19 +55,18 @@ def columns_of(source: Path, text: str | None, text_pair: str | None, readers: M
             raise ConfigError(f"predict: {got}. Name two with text and text_pair (--text, --pair), or {hint}.")
     if text is None:
         texts = [own["text"] for name, own in learnt.items() if "text" in own and (text_pair or name not in paired)]
-        text = usual_column(source, list(dict.fromkeys(map(str, texts))))
+        text = usual_column(source, names, list(dict.fromkeys(map(str, texts))))
     if text == text_pair:
         raise ConfigError(f"read: text and text_pair are both '{text}'; the two texts are equal. Name two.")
     return [text] if text_pair is None else [text, text_pair]
 
 
-def usual_column(source: Path, learnt: Sequence[str] = ()) -> str:
-    """Return the text column of a file for which the user names no column.
+def usual_column(source: Path, names: Sequence[str], learnt: Sequence[str]) -> str:
+    """Return the text column of a file with the columns `names`, of which the user names none.
 
     It is the only column; else the column in `learnt` (which readers learnt from), if the file has just one of these;
-    else the first of `USUAL_COLUMNS` that it has. Raises DataError if there is none, or the file cannot be read.
+    else the first of `USUAL_COLUMNS` that it has. Raises DataError if there is none.
     """
-    names = _names(source)
     known = [name for name in learnt if name in names]
     usual = known if len(known) == 1 else [name for name in USUAL_COLUMNS if name in names]
     column = names[0] if len(names) == 1 else next(iter(usual), None)

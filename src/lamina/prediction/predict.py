@@ -22,7 +22,7 @@ from lamina.layers.wrappers import checked_model
 from lamina.prediction.backends import BACKENDS, Backend, engine_of
 from lamina.store.open_saved import open_cached
 from lamina.tasks.base import EncodeOptions, GenerationOptions, Kind, KindedTask, TaskOutline
-from lamina.tasks.split import Split, as_examples
+from lamina.tasks.split import JOIN_WORDS, Split, as_examples
 from lamina.train.bank_runner import BankRunner, Engine
 from lamina.train.groups import encoder_of, max_length
 from lamina.train.model_runner import ModelRunner, task_of
@@ -374,7 +374,7 @@ class Predictor:
         if any(map(_is_words, listed)) and all(map(self._labels_words_of_one_text, self.names)):
             number = [*map(_is_words, listed)].index(True)
             got = f"entry {number} is a list of words, and the readers learnt from single texts"
-            raise ConfigError(f"predict: {got}. Join the words of a text with spaces; a pair is a tuple of two texts.")
+            raise ConfigError(f"predict: {got}. {JOIN_WORDS}; a pair is a tuple of two texts.")
         splits: dict[str, Split] = {}
         for name, task in self._tasks.items():
             if task.kind.name not in splits:

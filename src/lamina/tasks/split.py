@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 HELD_OUT = 0.1
 _SIDES = ("text", "text_pair")
+JOIN_WORDS = "Join the words of a text with spaces"  # in errors about lists of words in place of texts
 
 
 @final
@@ -343,7 +344,7 @@ def checked_texts(raw: Sequence[object], *, pairs: bool) -> list[str] | list[tup
         if not (isinstance(entry, str) if are_texts else _is_pair(entry)):
             got = f"entry {row} is {type(entry).__name__}"
             is_words = isinstance(entry, list) and all(isinstance(word, str) for word in entry)
-            hint = " Join the words of a text with spaces." if is_words else ""
+            hint = f" {JOIN_WORDS}." if is_words else ""
             raise ConfigError(f"predict: {got}; all must be texts, or all pairs of texts.{hint}")
     if not (are_texts or pairs):
         raise ConfigError("predict: got pairs of texts; this kind of task reads single texts.")

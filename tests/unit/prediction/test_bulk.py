@@ -21,9 +21,9 @@ from tests.support.portions import one_in
 from tests.support.training import names, reader, tiny_bank, tiny_tokenizer, yes_no
 
 from lamina import ReaderBank, predict, predict_file
+from lamina.data.read import read_chunks
 from lamina.errors import BaseMismatchError, ConfigError, DataError, StoreError
-from lamina.prediction import bulk
-from lamina.prediction.file_columns import usual_column
+from lamina.prediction import bulk, file_columns
 
 TEXTS = [f"anna was in paris {'and oslo ' * (row % 5)}" for row in range(23)]
 
@@ -76,6 +76,21 @@ def test_a_file_is_read_by_the_column_that_the_readers_learnt_from(tmp_path: Pat
     source.write_text('{"mood": "good"}\n{"mood": "bad", "ticket": "bad"}\n')
     with pytest.raises(DataError, match=r"row 1 has no value in column 'ticket' \(it has mood\)"):
         run(made, source, tmp_path / "d.jsonl", readers=["mood"])
+
+
+def test_the_columns_of_a_file_are_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made, source, looked = bank(), write(tmp_path / "in.jsonl", TEXTS), list[Path]()
+    made["who"].info |= {"pair": True, "columns": {"text": "id", "text_pair": "note"}}  # its labels are of one text
+
+    def read(path: Path, **options: Any) -> Any:
+        looked.append(path)
+        return read_chunks(path, **options)
+
+    monkeypatch.setattr(file_columns, "read_chunks", read)
+    for more, count in ({}, 1), ({"readers": "mood"}, 1), ({"text": "text"}, 1), ({"text": "text", "readers": "mood"}, 0):
+        looked.clear()
+        run(made, source, tmp_path / "out.jsonl", **more)
+        assert looked == [source] * count
 
 
 def test_readers_of_pairs_read_the_second_text_that_they_learnt_from(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -379,7 +394,7 @@ def test_what_cannot_be_read_or_written(source: str, output: str, options: Any, 
 def test_a_missing_column_is_named_as_the_readers_learnt_it(tmp_path: Path):
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match="has no column 'comment' or 'text' or 'sentence' or"):
-        usual_column(tmp_path / "other.csv", ["comment", "text"])
+        file_columns.usual_column(tmp_path / "other.csv", ["a", "b"], ["comment", "text"])
 
 
 def test_the_source_is_not_written_over(tmp_path: Path):
