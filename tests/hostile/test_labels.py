@@ -18,7 +18,7 @@ from lamina.errors import DataError, UnknownNameError
 from lamina.prediction.calibrate import positives_of
 from lamina.recipes.load_tasks import load_task
 from lamina.recipes.schema import TaskRecipe
-from lamina.tasks.label_cells import MASK_NULLS
+from lamina.tasks.label_cells import EvaluateOnly
 from lamina.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def test_of_several_labels_in_a_text_an_empty_one_is_missing_if_the_user_chose(
     assert "1 of 4 cells in column 'label' are empty, which is read as no class. Give missing" in caplog.text
     assert classify(test=path, missing_labels="drop", **how).split("test").labels == ((1, 1), (0, 1), (0, 0))
     assert classify(test=path, missing_labels="mask", **how).split("test").unlabelled == 1
-    assert classify(test=path, missing_labels=MASK_NULLS, **how).split("test").unlabelled == 0  # as `evaluate` reads
+    assert classify(test=path, missing_labels=EvaluateOnly.MASK_NULLS, **how).split("test").unlabelled == 0
     with pytest.raises(UnknownNameError, match="unknown missing_labels 'mask_nulls'"):
         classify(test=path, missing_labels="mask_nulls", **how)
     with pytest.raises(

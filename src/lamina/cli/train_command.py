@@ -72,7 +72,7 @@ def train(  # noqa: PLR0913
     loaded = _load(recipe, sweep or [], only or [], seeds)
     folder = output or Path("out") / recipe.stem
     memory_bytes = _memory_bytes(memory, fit_memory=fit_memory)
-    logging.getLogger("lamina.tasks.labels").setLevel(logging.INFO)  # whole numbers that are read as classes
+    logging.getLogger("lamina.tasks.problem_type").setLevel(logging.INFO)  # whole numbers that are read as classes
     if dry_run:
         shared_options.check_output("train", folder, overwrite=True)
         from lamina.recipes.estimate import estimate

@@ -20,7 +20,7 @@ from lamina.errors import ConfigError, DataError, check_known, require_packages
 from lamina.prediction.backends import BACKENDS, Backend, engine_of
 from lamina.tasks import kind_of
 from lamina.tasks.class_results import class_scores
-from lamina.tasks.label_cells import MASK_NULLS
+from lamina.tasks.label_cells import EvaluateOnly
 from lamina.tasks.metrics import require_metrics
 from lamina.tasks.split import Split, is_missing
 from lamina.tasks.task import Task
@@ -443,7 +443,7 @@ def _task(
             kind,
             labels=head.labels,
             problem_type=head.problem_type,
-            missing_labels=MASK_NULLS if "mask" in kind.missing else None,
+            missing_labels=EvaluateOnly.MASK_NULLS if "mask" in kind.missing else None,
             positive=info.get("positive") if is_binary else None,
             name=Path(files["validation"]).stem,
             **sources,

@@ -129,7 +129,7 @@ class ColumnSpec:
         missing_labels: What to do with rows without a label: "error", "drop" or "mask". For tags also "ignore": as
             "error", but a row with a span that is not in its text, or that tags cannot mark, is kept without labels.
             None: "mask" if the kind allows it and another column looks like labels (see `stratify.label_columns`),
-            otherwise "error". `MASK_NULLS`: only from `evaluate`.
+            otherwise "error". `EvaluateOnly.MASK_NULLS`: only from `evaluate`.
         by_row: For language modelling, whether each row is read alone. False: rows are joined and cut into blocks.
         stratify: Whether a validation split that is cut from the train split keeps the share of each class.
         separator: The sign between class names in one cell, for "multi_label". None: found from the column.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import io
 import itertools
+import math
 import re
 import tokenize
 import unicodedata
@@ -45,15 +46,15 @@ _LONGEST_LIST = 1 << 16  # characters of a text that is read as a list in Python
 _SET = re.compile(r"(?:frozen)?set\((.*)\)", re.DOTALL)  # how Python prints empty and frozen sets
 
 
-class _Private(StrEnum):
-    """Values of `missing_labels` that users cannot pass; `check_spec` refuses a text that is equal."""
+class EvaluateOnly(StrEnum):
+    """Values of `missing_labels` that `evaluate` passes. Users pass texts, so `check_spec` tells them by this type.
+
+    MASK_NULLS: as "mask", but an empty text of a multi-label task means no class, as in training by default.
+    """
 
     MASK_NULLS = "mask_nulls"
 
 
-# `missing_labels` of `evaluate`: as "mask", but an empty text of a multi-label task means no class, as it does in
-# training if the user chose nothing
-MASK_NULLS = _Private.MASK_NULLS
 # A cell as Python has it: a text, number, bool or None, a list of these, or an object of a type that is no label.
 Cell: TypeAlias = object
 
@@ -200,6 +201,11 @@ def is_number(cell: object) -> bool:
         return _NUMBER.fullmatch(cell.strip()) is not None
     is_snan = isinstance(cell, Decimal) and cell.is_snan()  # float() refuses it
     return isinstance(cell, int | float | Decimal) and not (isinstance(cell, bool) or is_snan)
+
+
+def number(cell: object) -> float:
+    """Return a cell that is a number (see `is_number`) as a float, and NaN for any other cell."""
+    return float(str(plain(cell))) if is_number(cell) else math.nan
 
 
 def is_whole(cell: object) -> bool:

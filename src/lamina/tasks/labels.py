@@ -8,14 +8,12 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
 from difflib import get_close_matches
 from functools import partial
-from operator import itemgetter
 from typing import TypeVar, cast
 
 from lamina.data.arrow import Column
@@ -29,8 +27,6 @@ from lamina.tasks.stratify import label_columns
 
 T = TypeVar("T")
 _FLAGS = re.compile(r"[01]{2,}|[01](\s+[01])+")
-_FEW_CLASSES = 20  # distinct whole numbers that are hardly meant as amounts
-_SCORES = 8  # distinct whole numbers that may be scores; they are told of at level INFO, more than 20 in a warning
 _SHOWN = 10  # rows that a warning names
 logger = logging.getLogger(__name__)
 
@@ -118,7 +114,8 @@ def labelled_table(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
     if not missing:
         return table
     refused = [at for at in missing if how == "error" or at not in skipped]
-    is_allowed = how in ("drop", "mask", cell_forms.MASK_NULLS) or (how is None and _may_be_shared(table, spec))
+    allowed = ("drop", "mask", cell_forms.EvaluateOnly.MASK_NULLS)
+    is_allowed = how in allowed or (how is None and _may_be_shared(table, spec))
     if refused and not is_allowed:
         at = refused[0]
         raise _no_label(table, table.rows[at], spec, missing[at], is_skipped=at in skipped)
@@ -165,109 +162,6 @@ def _no_label(table: Table, row: int, spec: ColumnSpec, cell: object, *, is_skip
     elif is_open and isinstance(cell, str) and any(";" in text or "|" in text for text in map(str, cells)):
         hint += ", or problem_type='multi_label' if a cell has several classes and may be empty"
     return bad_cell(table, row, spec.label, f"{got}; every row needs one. {hint}.")
-
-
-# The problem type
-
-
-def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
-    """Return the problem type that the labels of a table suggest.
-
-    Lists, and texts that spell lists, are "multi_label". Numbers are "regression" if one of them has a decimal point
-    and `spec.labels` does not name classes. Everything else is "classification". It is logged if numbers may be meant
-    otherwise.
-
-    Raises:
-        DataError: If some labels are lists and others are not. If `spec.labels` names no classes, also in three cases:
-            numbers with a decimal point stand among names; a text has more than one meaning (`_refuse_ambiguous`); or
-            every label is like 1.0, and `spec.missing_labels` is "drop" or rows without a label were masked. (Pandas
-            writes class ids like that beside empty cells.)
-    """
-    first: dict[str, tuple[int, object]] = {}  # form of a label -> the first row with it, and the cell
-    are_whole, labels, values = True, spec.labels or (), set[float]()
-    for row, cell in _cells(table, spec.label):
-        first.setdefault(_form(cell, labels), (row, cell))
-        are_whole = are_whole and _number(cell).is_integer()
-        if are_whole and len(values) <= _FEW_CLASSES:
-            values.add(_number(cell))
-    has_classes = len(labels) > 1
-    clash = ["list", *(form for form in first if form != "list")] if "list" in first else ["number", "name"]
-    if len(clash) > 1 and first.keys() >= {*clash} and not (clash[0] == "number" and has_classes):
-        (first_row, first_cell), (row, cell) = sorted((first[form] for form in clash[:2]), key=itemgetter(0))
-        got = f"has {cell!r} in column '{spec.label}' and row {first_row} has {first_cell!r}"
-        hint = "Correct the file, or set problem_type"
-        raise bad_cell(table, row, spec.label, f"{got}; all labels must have one form. {hint}.")
-    if "list" in first:
-        return "multi_label"
-    if not labels:
-        _refuse_ambiguous(table, spec.label)
-    if "number" not in first or has_classes:
-        if are_whole and len(values) >= _SCORES and not labels:
-            level, count = logging.INFO, str(len(values))
-            if len(values) > _FEW_CLASSES:
-                level, count = logging.WARNING, f"more than {_FEW_CLASSES}"
-            what = "label column '%s' has %s different whole numbers, each of which is read as a class"
-            hint = "Set problem_type='regression' to predict numbers, or 'classification' to hide this line"
-            logger.log(level, f"task: %s: {what}. {hint}.", table.path, spec.label, count)
-        return "classification"
-    if are_whole and (spec.missing_labels == "drop" or table.whole is not None):
-        got = f"the labels in column '{spec.label}' are whole numbers with a decimal point"
-        rule = "class ids are often written like that beside empty cells. Set problem_type"
-        raise DataError(f"task: {got}; {rule} 'classification' or 'regression'.", path=table.path)
-    what = "label column '%s' has numbers with a decimal point, so the task is a regression"
-    hint = "Set problem_type='classification' if they are names of classes, or 'regression' to hide this line"
-    logger.warning(f"task: %s: {what}. {hint}.", table.path, spec.label)
-    return "regression"
-
-
-def _form(cell: object, labels: Sequence[str]) -> str:
-    """Return which form a label has: "list", "whole" (a number without a decimal point), other "number", or "name".
-
-    A text that spells several labels is a "list", unless it is itself in `labels`.
-    """
-    if cell_forms.has_several(cell, labels):
-        return "list"
-    return "whole" if cell_forms.is_whole(cell) else "number" if cell_forms.is_number(cell) else "name"
-
-
-def _number(cell: object) -> float:
-    return float(str(plain(cell))) if cell_forms.is_number(cell) else math.nan
-
-
-def _refuse_ambiguous(table: Table, column: str | int) -> None:
-    """Raise DataError if labels of a column may be numbers with signs, such as "1,5", or several names in one text.
-
-    One "1,5" is enough, even beside names; numbers with other signs count only if all labels are numbers. If there are
-    only amounts such as "25%" or "$10", and at most 20 of them, they are classes, and a warning is logged.
-
-    A text counts as several names if one of the signs `,` `;` `|` divides it into known parts: parts that are labels of
-    other rows, or parts of several texts. With a comma all parts must be known, with the other signs one is enough.
-    """
-    rows, are_numbers = dict[str, int](), True  # text -> the first row with it
-    for row, cell in _cells(table, column):
-        if isinstance(cell, str):
-            rows.setdefault(trimmed(cell), row)
-        are_numbers = are_numbers and (cell_forms.is_number(cell) or cell_forms.is_formatted_number(cell))
-    may_be = cell_forms.is_formatted_number if are_numbers else cell_forms.has_decimal_comma
-    if signed := [text for text in rows if may_be(text)]:
-        text = next((text for text in signed if not cell_forms.is_amount(text)), signed[0])
-        if len(signed) > _FEW_CLASSES or not cell_forms.is_amount(text):
-            got = f"has '{text}' in column '{column}', which may be a number with a comma or another sign"
-            hint = "Write numbers as in 1234.5, or set problem_type to 'classification' or 'multi_label'"
-            raise bad_cell(table, rows[text], column, f"{got}; labels must have one meaning. {hint}.")
-        what = "label column '%s' has numbers such as '%s', each of which is read as a class"
-        hint = "Write them as in 12.5 and set problem_type='regression' if they are amounts"
-        logger.warning(f"task: %s: {what}. {hint}.", table.path, column, text)
-    for sign in SEPARATORS:
-        joined = {text: [trimmed(part) for part in text.split(sign)] for text in rows if sign in text}
-        uses = Counter(part for parts in joined.values() for part in set(parts))
-        for text, names in joined.items():
-            known = [name in rows or uses[name] > 1 for name in names if name]
-            if len(known) > 1 and (all(known) if sign == "," else any(known)):
-                got = f"has '{text}' in column '{column}', and parts of it are labels of other rows"
-                hint = f"Set problem_type='multi_label' and separator='{sign}' if it is several classes"
-                problem = f"{got}; a label must have one meaning. {hint}, or problem_type='classification' if not."
-                raise bad_cell(table, rows[text], column, problem)
 
 
 # Class names
@@ -377,7 +271,7 @@ def texts(table: Table, column: str | int) -> Sequence[str]:
 def numbers(table: Table, column: str | int) -> Iterator[float]:
     """Yield a column of numbers as floats; raise DataError if it is missing, or for a cell that is no finite number."""
     for row, cell in _cells(table, column):
-        value = _number(cell)
+        value = cell_forms.number(cell)
         if not math.isfinite(value):
             hint = " Write it as in 1234.5." if cell_forms.is_formatted_number(cell) else ""
             got = f"has '{cell}' in column '{column}'; a regression task needs a number"
@@ -460,7 +354,8 @@ def as_lists(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
     """
     tables, labels = with_labels(tables, spec), frozenset(spec.labels or ())
     separator = spec.separator or _separator(tables, spec.label, labels)
-    is_chosen = spec.problem_type == "multi_label" and spec.missing_labels not in (None, cell_forms.MASK_NULLS)
+    by_default = spec.missing_labels in (None, cell_forms.EvaluateOnly.MASK_NULLS)
+    is_chosen = spec.problem_type == "multi_label" and not by_default
     decode = partial(cell_forms.parts, separator=separator, labels=labels, is_blank_missing=is_chosen)
     changed: dict[str, Table] = {}
     counts, are_texts, are_flags = set[int](), True, True

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from lamina.errors import ConfigError, check_known
-from lamina.tasks.label_cells import MASK_NULLS, look
+from lamina.tasks.label_cells import EvaluateOnly, look
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -50,7 +50,7 @@ def check_spec(spec: ColumnSpec) -> None:
     `separator`, `text_pair`).
     """
     kind, labels = spec.kind, spec.labels
-    if spec.missing_labels is not None and spec.missing_labels is not MASK_NULLS:  # an equal text is the user's
+    if spec.missing_labels is not None and not isinstance(spec.missing_labels, EvaluateOnly):
         check_known("task", [spec.missing_labels], kind.missing, "missing_labels")
     if spec.problem_type is not None:
         check_known("task", [spec.problem_type], kind.problem_types, "problem type")

@@ -18,6 +18,7 @@ from lamina.tasks.base import ColumnSpec
 from lamina.tasks.kind import TextClassKind
 from lamina.tasks.label_cells import is_missing, is_whole
 from lamina.tasks.metrics import RANKING, usual_positive
+from lamina.tasks.problem_type import infer_problem_type
 from lamina.tasks.split import Split
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class SequenceClassificationKind(TextClassKind):
             _tell_of_blanks({part: tables[part] for part in lists}, spec)
             tables = lists
         tables = lab.labelled(tables, spec)
-        problem = spec.problem_type or lab.infer_problem_type(next(iter(tables.values())), spec)
+        problem = spec.problem_type or infer_problem_type(next(iter(tables.values())), spec)
         if problem == "multi_label" != spec.problem_type:
             tables = lab.as_lists(tables, spec)
         if problem == "regression":

@@ -87,7 +87,12 @@ def test_the_columns_of_a_file_are_looked_up_once(tmp_path: Path, monkeypatch: p
         return read_chunks(path, **options)
 
     monkeypatch.setattr(file_columns, "read_chunks", read)
-    for more, count in ({}, 1), ({"readers": "mood"}, 1), ({"text": "text"}, 1), ({"text": "text", "readers": "mood"}, 0):
+    for more, count in (
+        ({}, 1),
+        ({"readers": "mood"}, 1),
+        ({"text": "text"}, 1),
+        ({"text": "text", "readers": "mood"}, 0),
+    ):
         looked.clear()
         run(made, source, tmp_path / "out.jsonl", **more)
         assert looked == [source] * count

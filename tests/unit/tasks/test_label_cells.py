@@ -435,7 +435,7 @@ def test_a_positive_class_may_be_a_number_or_a_bool():
     ],
 )
 def test_what_numbers_are_read_as_is_said(cells: list[Any], kind: str, said: str | None, caplog):
-    caplog.set_level("INFO", "lamina.tasks.labels")
+    caplog.set_level("INFO", "lamina.tasks.problem_type")
     assert read(cells * 2).problem_type == kind
     assert [said in message for message in caplog.messages] == ([] if said is None else [True])
     caplog.clear()
