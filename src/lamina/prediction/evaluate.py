@@ -427,15 +427,17 @@ def _task(
 ) -> Task:
     """Return the task of one reader over files; see `tasks_of_file`, also for errors.
 
-    `head` has the kind of task and the labels. `info`, the record of the reader's training, has its columns and its
-    positive class. `files` is split name -> file; "validation" is required, and its file gives the task its name.
-    `chosen` are columns that the user has named, "text", "text_pair" and "label". They replace those in `info`.
+    `head` has the kind of task and the labels. `info`, the record of the reader's training, has its columns, its
+    positive class, and what was done with empty cells. `files` is split name -> file; "validation" is required, and its
+    file gives the task its name. `chosen` are columns that the user has named, "text", "text_pair" and "label". They
+    replace those in `info`.
     """
     kind = kind_of(str(head.kind))
     if "columns" not in info and kind.has_classes and "label" not in chosen:
         got = f"reader '{name}' does not say which columns it learnt from"
         raise ConfigError(f"evaluate: {got}. Name them: labels={{'{name}': column}}, or --label {name}=COLUMN.")
     columns: JSONObject = {**info.get("columns", {}), **chosen}
+    missing = EvaluateOnly.MASK_NULLS if info.get("missing_labels") is None else "mask"
     is_binary = len(head.labels) == 2 and kind.single_label(head.problem_type)
     sources: dict[str, Any] = dict(files)
     try:
@@ -443,7 +445,7 @@ def _task(
             kind,
             labels=head.labels,
             problem_type=head.problem_type,
-            missing_labels=EvaluateOnly.MASK_NULLS if "mask" in kind.missing else None,
+            missing_labels=missing if "mask" in kind.missing else None,
             positive=info.get("positive") if is_binary else None,
             name=Path(files["validation"]).stem,
             **sources,

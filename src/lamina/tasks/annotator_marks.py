@@ -1,9 +1,14 @@
-"""Find the rows that an annotator rejected, skipped or did not finish, as Prodigy and Label Studio mark them."""
+"""Find the rows that stay in a task, and those that an annotator rejected, skipped or did not finish.
+
+Prodigy and Label Studio mark such rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeGuard
+
+from lamina.tasks.label_cells import is_missing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +40,21 @@ def skipped_rows(table: Table, spec: ColumnSpec) -> set[int]:
     if any(is_annotations(cell) for cell in cells):
         skipped |= {at for at, cell in enumerate(cells) if isinstance(cell, list) and not cell}
     return skipped
+
+
+def kept_rows(table: Table, spec: ColumnSpec, *, texts: bool = False) -> list[int]:
+    """Return the indices of the rows that stay in a task, with a label or masked; see `labels.labelled`."""
+    is_drop, labels = spec.missing_labels == "drop", () if texts else spec.labels or ()
+    skipped = skipped_rows(table, spec) if is_drop or spec.missing_labels is None else set[int]()
+    cells = enumerate(table.cells(spec.label))
+    return [at for at, cell in cells if not (at in skipped or (is_drop and is_missing(cell, labels, texts=texts)))]
+
+
+def kept_table(table: Table, spec: ColumnSpec, count: int) -> Table | None:
+    """Return the rows of a table that stay in its task, if these are the `count` examples that were made; else None."""
+    if spec.kind.has_classes and count < len(table):
+        table = table.select_rows(kept_rows(table, spec))
+    return table if count == len(table) else None
 
 
 def is_annotations(cell: object) -> bool:

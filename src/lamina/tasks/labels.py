@@ -20,7 +20,7 @@ from lamina.data.arrow import Column
 from lamina.data.read import Table
 from lamina.errors import ConfigError, DataError
 from lamina.tasks import label_cells as cell_forms
-from lamina.tasks.annotator_marks import skipped_rows
+from lamina.tasks.annotator_marks import kept_rows, skipped_rows
 from lamina.tasks.base import ColumnSpec
 from lamina.tasks.label_cells import SEPARATORS, LabelCellError, class_name, is_hidden, is_missing, plain, trimmed
 from lamina.tasks.stratify import label_columns
@@ -40,8 +40,8 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
     `spec.missing_labels` says how: "drop" removes them, "error" and "ignore" raise DataError, and "mask" keeps them in
     `Table.whole`, from which `every_row` and `with_gaps` make the examples. None: "mask" if the kind allows it and
     another column looks like the labels of another task (see `label_columns`), else "error". Rows that an annotator
-    rejected, skipped or did not finish (see `skipped_rows`) have no label either; for them None means "drop", if no
-    other row lacks a label, and "ignore" is like "mask".
+    rejected, skipped or did not finish (see `skipped_rows`) have no label either; for them None means "drop", and
+    "ignore" is like "mask".
 
     A label is missing if the cell is None, NaN or blank, or a text such as "NA" or "null" that is not among
     `spec.labels`. A list with a missing entry counts as missing too. Splits that `with_labels` leaves out are left out
@@ -119,21 +119,23 @@ def labelled_table(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
     if refused and not is_allowed:
         at = refused[0]
         raise _no_label(table, table.rows[at], spec, missing[at], is_skipped=at in skipped)
-    present = [at for at in range(len(table)) if at not in missing]
-    if not present:
+    kept = kept_rows(table, spec, texts=texts)
+    if not (present := [at for at in kept if at not in missing]):
         raise DataError(f"task: {table.path} has no row with a label in column '{column}'.", path=table.path)
-    is_dropped = how == "drop" or (how is None and not refused)
-    fate = "are left out" if is_dropped else "give no loss and no score for it"
-    what = f"%s: %d of %d rows have no label in column '%s' and {fate} (rows %s)"
-    texts_there = (trimmed(cell) for at in refused if isinstance(cell := missing[at], str))
-    there = dict.fromkeys(repr(text) for text in texts_there if text)
-    is_told = there and how is None
-    hint = f". Some hold {listed(list(there))}; if one is a class, name it in labels" if is_told else ""
-    hint += f". The annotator rejected, skipped or did not finish {len(skipped)} of them" if skipped else ""
-    numbers = listed([table.rows[at] for at in missing])
-    logger.warning(f"task: {what}%s", table.path, len(missing), len(table), column, numbers, hint)
-    rest = table.select_rows(present)
-    return rest if is_dropped else replace(rest, whole=table, places=present)
+    masked = {*kept} & missing.keys()
+    for fate, rows in ("are left out", missing.keys() - masked), ("give no loss and no score for it", masked):
+        held = (trimmed(cell) for at in refused if at in rows and isinstance(cell := missing[at], str))
+        there = [repr(text) for text in dict.fromkeys(held) if text and how is None]
+        hint = f". Some hold {listed(there)}; if one is a class, name it in labels" if there else ""
+        if count := len(skipped & rows):
+            hint += f". The annotator rejected, skipped or did not finish {count} of them"
+        if rows:
+            numbers = listed([table.rows[at] for at in sorted(rows)])
+            what = f"{len(rows)} of {len(table)} rows have no label in column '{column}' and {fate} (rows {numbers})"
+            logger.warning("task: %s: %s%s", table.path, what, hint)
+    rest, places = table.select_rows(present), [place for place, at in enumerate(kept) if at not in masked]
+    whole = table if len(kept) == len(table) else table.select_rows(kept)
+    return replace(rest, whole=whole, places=places) if masked else rest
 
 
 def _may_be_shared(table: Table, spec: ColumnSpec) -> bool:

@@ -10,7 +10,7 @@ import itertools
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -35,13 +35,29 @@ def label_columns(table: Table, texts: Collection[str]) -> dict[str, list[list[H
     """Find the columns of a table that look like labels; return column name -> one list of labels per row.
 
     A column counts if its cells are names, numbers or lists of them (or spans with a "label"), and it has 2 to 1,000
-    different labels, at most half as many as the table has rows. An empty cell has an empty list. The columns named in
-    `texts` are left out.
+    different labels, at most half as many as the table has rows. So does a field of a column of objects, under the name
+    "column.field". An empty cell has an empty list. The columns named in `texts` are left out.
     """
     limit = min(MAX_CLASSES, len(table) // 2)
     columns = {name: cells for name, cells in table.columns.items() if name not in texts and _is_plain(cells)}
-    labels = {name: _column_labels(cells, limit) for name, cells in columns.items()}
+    columns |= {name: part for outer, cells in columns.items() for name, part in _fields(outer, cells).items()}
+    labels = {name: _column_labels(cells, limit) for name, cells in columns.items() if name not in texts}
     return {name: rows for name, rows in labels.items() if rows is not None}
+
+
+def _fields(column: str, cells: Iterable[object]) -> dict[str, Iterable[object]]:
+    """Return "column.field" -> the values of the field, if all cells are objects or missing (as in `Table.cells`)."""
+    fields: dict[object, None] = {}
+    for cell in cells:
+        if isinstance(cell, Mapping):
+            fields |= dict.fromkeys(cell)
+        elif cell is not None:
+            return {}
+    return {f"{column}.{field}": _values(cells, field) for field in fields}
+
+
+def _values(cells: Iterable[object], field: object) -> Iterator[object]:
+    yield from (cell.get(field) if isinstance(cell, Mapping) else None for cell in cells)
 
 
 def _is_plain(cells: Sequence[object]) -> bool:
@@ -51,10 +67,12 @@ def _is_plain(cells: Sequence[object]) -> bool:
 
 
 def _nested(feature: object) -> list[object]:
-    """Return a feature of `datasets` and, if it is a list, the features of its items.
+    """Return a feature of `datasets` and, if it is a list, the features of its items; for an object, those of fields.
 
     Lists of dicts (spans) are not opened.
     """
+    if isinstance(feature, Mapping):
+        return [part for field in feature.values() for part in _nested(field)]
     inner = getattr(feature, "feature", None)
     return [feature] if inner is None or isinstance(inner, dict) else [feature, *_nested(inner)]
 

@@ -11,6 +11,7 @@ from typing import Any
 from lamina.data.read import Table
 from lamina.errors import ConfigError, DataError, check_known
 from lamina.tasks import naming_checks
+from lamina.tasks.annotator_marks import kept_table
 from lamina.tasks.base import (
     PARTS,
     ColumnSpec,
@@ -563,9 +564,10 @@ def _assemble(
         naming_checks.warn_of_cases(name, labels)
     if not isinstance(metrics, tuple):
         metrics = metrics_of(kind, problem_type, labels, metrics, spec.positive, f"task {name}")
-    if "train" in splits and spec.all_columns and len(splits["train"]) == len(tables["train"]):
+    train = splits.get("train") if spec.all_columns else None
+    if train is not None and (table := kept_table(tables["train"], spec, len(train))) is not None:
         texts = {ROW, *(str(column) for column in (spec.text, spec.text_pair))}
-        splits["train"] = splits["train"].with_strata(strata_of(tables["train"], texts))
+        splits["train"] = train.with_strata(strata_of(table, texts))
     ordered = {part: splits[part] for part in PARTS if part in splits}
     task = Task(
         spec.kind,

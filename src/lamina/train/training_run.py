@@ -379,7 +379,7 @@ def _record_training(engine: Engine) -> None:
             kept = (*task.kind.learnt_keys, WATCHES)
             learnt = {key: value for key, value in learner.module.info.items() if key in kept}
             split = task.split("train")
-            length, spaced, pairs = None, None, split.pairs
+            length, spaced, pairs, missing = None, None, split.pairs, task.missing_labels
             if (recorded := recorded_of(split)) is not None:
                 length, spaced = recorded.manifest.max_length, recorded.manifest.add_prefix_space
                 length, pairs = length or options.max_length, pairs or bool(recorded.manifest.pairs)
@@ -398,6 +398,7 @@ def _record_training(engine: Engine) -> None:
                 "add_prefix_space": options.add_prefix_space if spaced is None else spaced,
                 **({"columns": dict(task.columns)} if task.columns else {}),
                 **({"positive": task.positive} if task.positive else {}),
+                **({"missing_labels": missing} if missing and task.problem_type == "multi_label" else {}),
             }
     if isinstance(engine.runner, BankRunner):
         for name in engine.runner.bank:

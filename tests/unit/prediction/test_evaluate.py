@@ -355,6 +355,18 @@ def test_rows_without_a_label_are_not_scored(bank: ReaderBank, tmp_path: Path):
     assert [scores[name]["rows"] for name in COLUMNS] == [40, 45, 45]
 
 
+@pytest.mark.parametrize(("missing", "rows"), [(None, 4), ("drop", 3), ("mask", 3)])
+def test_an_empty_cell_means_what_it_meant_in_training(missing: str | None, rows: int, tmp_path: Path):
+    (path := tmp_path / "some.csv").write_text("text,label\na film,good;fun\na bad film,\nfun,fun\ngood,good\n")
+    how: dict[str, Any] = {"text": "text", "problem_type": "multi_label", "missing_labels": missing}
+    task = Task.from_files(KIND, train=path, validation=path, **how)
+    bank = tiny_bank({"topics": Reader.default(task)})
+    train(bank, {"topics": task}, epochs=1)
+    save_bank(bank, tmp_path / "bank")
+    loaded = ReaderBank.from_pretrained(tmp_path / "bank", bank.model, bank.processor)
+    assert evaluate(loaded, path, compare=True)["topics"]["rows"] == rows
+
+
 def test_another_class_can_be_positive(bank: ReaderBank, tmp_path: Path):
     path = write(tmp_path / "test.csv", 40)
     scores = [evaluate(bank, path, positive=positive)["urgent"]["f1"] for positive in (None, {"urgent": "no"})]

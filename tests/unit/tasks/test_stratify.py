@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from datasets import Dataset
 from tests.support.portions import one_in
 
 from lamina.data.read import Table
@@ -44,6 +45,32 @@ def test_tasks_over_one_table_hold_out_the_same_rows():
         counts = {part: Counter(split.labels) for part, split in one.splits.items()}
         for label, total in (counts["train"] + counts["validation"]).items():
             assert counts["validation"][label] == pytest.approx(total / 10, abs=2)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_so_do_tasks_over_fields_of_one_column(in_memory: bool):
+    rows = [{"text": row["text"], "of": {"mood": row["mood"], "topic": row["topic"]}} for row in three_columns(60)]
+    for row in rows[::7]:
+        row["of"] = {"topic": row["of"]["topic"]}
+    dataset: Any = rows if in_memory else Dataset.from_list(rows)
+    mood, topic = (task(dataset, f"of.{field}") for field in ("mood", "topic"))
+    assert mood.split("validation").key == topic.split("validation").key
+    assert sum(split.unlabelled for split in mood.splits.values()) == 9
+
+
+@pytest.mark.parametrize("missing", [None, "drop"])
+def test_so_do_tasks_that_leave_out_the_same_rows(missing: str | None):
+    """Rows that were rejected in Prodigy, or all rows without a label; a label that lacks beside them is masked."""
+    rows = three_columns(60)
+    rows = [{**row, "_view_id": "x", "answer": "accept" if at % 7 else "reject"} for at, row in enumerate(rows)]
+    if missing is None:
+        rows = [{**row, "mood": row["mood"] if at % 5 else None} for at, row in enumerate(rows)]
+    mood, topic = (task(rows, label, missing_labels=missing) for label in ("mood", "topic"))
+    assert [len(split) for split in mood.splits.values()] == [46, 5]
+    assert {part: split.key for part, split in mood.splits.items()} == {
+        part: split.key for part, split in topic.splits.items()
+    }
+    assert sum(split.unlabelled for split in mood.splits.values()) == (10 if missing is None else 0)
 
 
 @pytest.mark.parametrize("kind", one_in(2, ["token_classification", "masked_lm"]))
@@ -116,7 +143,7 @@ def test_columns_of_labels_are_told_from_others():
         "long": ["x" * 300, "y" * 300] * 2,
     }
     table = Table("some", columns, range(1, 5))
-    assert list(label_columns(table, {"text"})) == ["class", "gaps", "list", "spans"]
+    assert list(label_columns(table, {"text"})) == ["class", "gaps", "list", "spans", "object.a"]
     assert label_columns(table, {"text"})["gaps"] == [["x"], [], [], ["y"]]
     assert strata_of(Table("some", {"text": ["a"] * 4}, range(4)), {"text"}) is None
 
