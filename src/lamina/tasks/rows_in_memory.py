@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError, DataError, UnknownNameError, check_known
@@ -30,7 +31,9 @@ def rows_by_part(
         named = {part: rows for part, rows in dataset.items() if part in PARTS}
         for split in (split for split in dataset if split not in PARTS):
             if not named or _has_labels(dataset[split], label):
-                hint = f"Give parts={{'train': ..., 'validation': '{split}'}} to say which splits are read"
+                (part,) = get_close_matches(split.lower(), PARTS, n=1) or ("validation",)
+                more = "" if part == "train" else "'train': ..., "
+                hint = f"Give parts={{{more}'{part}': '{split}'}} to say which splits are read"
                 raise UnknownNameError(op=f"task {name}", got=split, known=PARTS, what="split", hint=hint)
             logger.warning("task %s: the split '%s' has no labels, so it is left out", name, split)
     else:

@@ -370,6 +370,8 @@ def test_images_at_hand(tmp_path: Path):
             UnknownNameError,
             r"task task: unknown split 'dev'; known: train, validation, test. Give parts=\{.*'validation': 'dev'\}",
         ),
+        ({"Train": ROWS, "Test": ROWS}, UnknownNameError, r"unknown split 'Train'.* Give parts=\{'train': 'Train'\}"),
+        ({"train": ROWS, "testing": ROWS}, UnknownNameError, r"parts=\{'train': \.\.\., 'test': 'testing'\}"),
         ({}, DataError, "task: the dataset has no splits"),
         ({"train": []}, DataError, "task: split 'train' is empty; it needs at least one row"),
         ({"train": datasets.Dataset.from_list(ROWS).select([])}, DataError, "task: split 'train' is empty"),
