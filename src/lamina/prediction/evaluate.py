@@ -94,7 +94,8 @@ def evaluate(  # noqa: PLR0913
         positive: The positive class, for "f1" and the recalls: reader name -> class, or one class for all readers (with
             a file only for those with two labels, if there are any). None: the task's positive class, or the one with
             which a reader was trained.
-        compare: Add "rows" (with a label), "always" (the most frequent class, or the mean), "baseline" (metric -> score
+        compare: Add "rows" (with a label), "always" (the best constant answer: the most frequent class, or the mean; if
+            the task's metric is F1, the positive class or the labels with the highest F1), "baseline" (metric -> score
             of always giving that answer), "interval" (metric -> ends of the 95 % interval of the score, a bootstrap
             over rows) and "verdict" (None, or that the reader is not better than always giving that answer).
         tfidf: Add "tfidf", metric -> score of TF-IDF and logistic regression (scikit-learn). True: trained on the

@@ -94,15 +94,15 @@ class ClassResults(Results[Tensor, Answer]):
         return self.logits[present], targets[present]
 
     def baseline(self, metrics: Sequence[str]) -> tuple[str, dict[str, float]] | None:
-        """Return the best constant prediction as text (most frequent class, mean or usual labels), and its scores."""
+        """Return the best constant prediction (see `_constant`) as text, and its scores."""
         _, targets = self._both()
-        always, constant = _constant(targets, self._task)
+        always, constant = _constant(metrics, targets, self._task)
         return always, class_scores(metrics, constant.expand(len(targets), -1), targets, self._task)
 
     def compare(self, metrics: Sequence[str]) -> Comparison:
         """Return how the scores compare with a constant prediction's, with bootstrap intervals over examples."""
         logits, targets = self._both()
-        always, constant = _constant(targets, self._task)
+        always, constant = _constant(metrics, targets, self._task)
         fixed = constant.expand(len(targets), -1)
 
         def score_rows(rows: Tensor, is_constant: bool) -> dict[str, float]:
@@ -172,19 +172,30 @@ def first_invalid_row(logits: Tensor) -> int | None:
     return int(bad[0]) if len(bad) else None
 
 
-def _constant(targets: Tensor, task: TaskLike) -> tuple[str, Tensor]:
-    """Return the most frequent class, the mean, or the labels of over half of the rows, as text and logits `[classes]`.
+def _constant(metrics: Sequence[str], targets: Tensor, task: TaskLike) -> tuple[str, Tensor]:
+    """Return the best answer that is the same for all rows, as text and logits `[classes]`.
 
-    `targets` has no missing label.
+    It is the mean or the most frequent class; but if the first of the metrics is "f1", which gives 0 to answers without
+    a positive label, the positive of two classes, or the labels with the highest F1. If several labels are scored by
+    another metric, it is their most frequent combination. `targets` has no missing label.
     """
     if task.problem_type == "regression":
         mean = targets.double().mean()
         return f"{float(mean):.3g}", mean.float()[None]
     if task.problem_type == "multi_label":
-        is_set = targets.double().mean(0) > 0.5
+        if metrics[0] == "f1":
+            counts, order = targets.double().sum(0).sort(descending=True, stable=True)
+            f1 = counts.cumsum(0) / (torch.arange(1, len(counts) + 1) * len(targets) + counts.sum())  # half of it
+            is_set = torch.zeros(len(counts), dtype=torch.bool)
+            is_set[order[: int(f1.argmax()) + 1]] = bool(counts.any())
+        else:
+            rows, counts = targets.unique(dim=0, return_counts=True)
+            is_set = rows[counts.argmax()] > 0
         names = [name for name, flag in zip(task.labels, is_set.tolist(), strict=True) if flag]
         return ", ".join(names) or "no label", is_set.float() * 2 - 1
     most = int(torch.bincount(targets, minlength=len(task.labels)).argmax())
+    if metrics[0] == "f1" and len(task.labels) == 2 and (positive := positive_id(task, metrics)) is not None:
+        most = positive
     return task.labels[most], torch.nn.functional.one_hot(torch.tensor(most), len(task.labels)).float()
 
 
@@ -291,7 +302,7 @@ class Comparison(TypedDict):
 
     Attributes:
         rows: Number of rows that were scored.
-        always: The constant prediction: the most frequent class, the mean, or the labels that most rows have.
+        always: The constant prediction: the most frequent class, the mean, or what has the highest F1 if that counts.
         baseline: Metric -> score of the constant prediction.
         interval: Metric -> ends of the 95 % interval of the reader's own score: a percentile bootstrap over rows.
         verdict: None if the reader is better by the first metric in `interval`: the 95 % interval of the difference on

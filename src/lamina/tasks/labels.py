@@ -121,7 +121,8 @@ def labelled_table(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
         raise _no_label(table, table.rows[at], spec, missing[at], is_skipped=at in skipped)
     kept = kept_rows(table, spec, texts=texts)
     if not (present := [at for at in kept if at not in missing]):
-        raise DataError(f"task: {table.path} has no row with a label in column '{column}'.", path=table.path)
+        hint = "a part of a task needs one. Fill the column, or name another with label (--label)"
+        raise DataError(f"task: {table.path} has no row with a label in column '{column}'; {hint}.", path=table.path)
     masked = {*kept} & missing.keys()
     for fate, rows in ("are left out", missing.keys() - masked), ("give no loss and no score for it", masked):
         held = (trimmed(cell) for at in refused if at in rows and isinstance(cell := missing[at], str))

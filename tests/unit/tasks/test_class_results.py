@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import random
+from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sklearn.metrics import accuracy_score, f1_score
 
-from lamina.tasks.class_results import compare, compare_tags
+from lamina.tasks import kind_of
+from lamina.tasks.base import TaskOutline
+from lamina.tasks.class_results import ClassResults, compare, compare_tags
+from lamina.tasks.split import Split
+
+KIND = kind_of("sequence_classification")
 
 
 def share(values: torch.Tensor) -> Any:
@@ -42,3 +51,32 @@ def test_tags_are_compared_by_texts():
     assert compare(["f1"], 9, "O", lambda *_: next(once))["interval"] == {}
     none = compare_tags(["macro_f1"], truths, truths, labels)
     assert (none["verdict"], none["interval"]) == ("not compared with always answering 'O'", {})
+
+
+@pytest.mark.parametrize("first", ["f1", "accuracy"])
+def test_labels_are_compared_with_the_best_set_of_them(first: str):
+    rng = random.Random(0)
+    truths = [tuple(int(rng.random() < share) for share in (0.1, 0.4, 0.45, 0.3)) for _ in range(80)]
+    task = TaskOutline(KIND, "multi_label", tuple("abcd"))
+    results = ClassResults(task, Split.of(["x"] * 80, truths), np.arange(80))
+    results.logits[:] = torch.tensor([-1.0, 1.0, 1.0, 1.0])  # learnt nothing
+    rule = {"f1": lambda *both: f1_score(*both, average="micro", zero_division=0), "accuracy": accuracy_score}[first]
+    best = max(product([0, 1], repeat=4), key=lambda answer: rule(truths, [answer] * 80))
+    found = results.compare([first, "f1", "accuracy"])
+    assert found["always"] == (
+        ", ".join(name for name, is_set in zip("abcd", best, strict=True) if is_set) or "no label"
+    )
+    assert found["baseline"][first] == pytest.approx(rule(truths, [best] * 80))
+    assert found["verdict"] == f"not better than always answering '{found['always']}'"
+    none = ClassResults(task, Split.of(["x"] * 2, [(0, 0, 0, 0)] * 2), np.arange(2))
+    assert none.baseline([first]) == ("no label", {first: 0.0 if first == "f1" else 1.0})
+
+
+def test_f1_of_a_rare_class_is_compared_with_always_answering_it():
+    task = TaskOutline(KIND, "classification", ("no", "yes"))
+    results = ClassResults(task, Split.of(["x"] * 40, [0] * 30 + [1] * 10), np.arange(40))
+    results.logits[:, 1] = 1.0  # always yes
+    by_f1, by_accuracy = results.compare(["f1", "accuracy"]), results.compare(["accuracy", "f1"])
+    assert (by_f1["always"], by_f1["baseline"]) == ("yes", {"f1": pytest.approx(0.4), "accuracy": 0.25})
+    assert by_f1["verdict"] == "not better than always answering 'yes'"
+    assert (by_accuracy["always"], by_accuracy["baseline"]) == ("no", {"accuracy": 0.75, "f1": 0.0})
