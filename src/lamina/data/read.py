@@ -48,10 +48,8 @@ _BLANKS = re.compile(r"[ \t]+")
 _REPEATED = re.compile(r"\d+[-.]\d+")  # number of a multi-word token or an empty node in CoNLL-U
 _CONLLU_COLUMNS = 10
 _SPAN_TAG = re.compile(r"O|[BIESLUMW][-_].+")
-_HEADER = re.compile(
-    r"#|id|sentence( #|_id)?|tokens?|words?|form|text|lemma|[ux]?pos|(pos_|ner_)?tags?|chunk|labels?|ner|iob|bio",
-    re.IGNORECASE,
-)
+_TITLE = r"(#|idx?|sentence|tokens?|words?|form|text|lemma|[ux]?pos|tags?|chunk|labels?|ner|iob2?|bio|entit(y|ies))"
+_HEADER = re.compile(rf"{_TITLE}([ _-]{_TITLE})*", re.IGNORECASE)
 logger = logging.getLogger(__name__)
 
 

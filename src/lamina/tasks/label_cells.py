@@ -34,10 +34,12 @@ _FORMATTED = re.compile(rf"(?![-+]?\d+(\.\d*)?$)[-+\u2212]?([{_MONEY}] ?)?({_GRO
 _BLANK = "\u200b-\u200f\u202a-\u202e\u2060\u2066-\u2069\u061c\ufeff\u00ad"
 _UNSEEN = re.compile(f"[{_BLANK}\ufe0e\ufe0f]")
 _TRIMMED = re.compile(rf"[\s{_BLANK}]*(.*[^\s{_BLANK}])?[\s{_BLANK}]*", re.DOTALL)  # linear in the text's length
-# texts of values that are no names: arrays and tensors, dicts and other objects, as Python, NumPy and torch print them
+# Texts of values that are no names, as Python, NumPy, torch and Postgres print them: arrays and tensors, lists in other
+# forms, dicts, bytes, members of enums, and objects that are written as a call with a text or list, or of NumPy.
 _PRINTED = re.compile(
-    r"\[(?=[^\]\d]*\d)[-+.\deE\s]+\]|\[\s*(['\"]).*\1\s*\]|(array|tensor)\(.*\)"
-    r"|\{\s*['\"].*:.*\}|<.* at 0x[\da-fA-F]+>",
+    r"\[(?=[^\]\d]*\d)[-+.\deE\s]+\]|\[\s*(['\"]).*\1\s*\]|[\[{][^\[\]{}]*,[^\[\]{}]*[\]}]|b(['\"]).*\2"
+    r"|\[?((array|tensor|np\.\w+)\(|[A-Za-z_][\w.]*\((\w+=)?['\"\[{(]).*\)\]?"
+    r"|\{\s*['\"].*:.*\}|<.* at 0x[\da-fA-F]+>|<\w+\.\w+: .*>",
     re.DOTALL,
 )
 _EXACT = 1 << 53  # from here on, floats cannot tell two neighbouring class ids apart
@@ -159,7 +161,7 @@ def class_name(cell: object, labels: Collection[str] = ()) -> str:
     name = trimmed(str(cell)) if isinstance(cell, str | int) else ""
     if name not in labels and _is_list(name):
         raise LabelCellError(shown(cell), f", which is a list; a row has one class. {_SEVERAL}")
-    if name not in labels and name[-1:] in "])}>" and _PRINTED.fullmatch(name):
+    if name not in labels and name[-1:] in "])}>'\"" and _PRINTED.fullmatch(name):
         raise LabelCellError(shown(cell), f", which is a printed value; a class is a name. {_NAMES}")
     if name == _IGNORED and name not in labels:
         rule = "models skip this label, so it is not a class. Leave such cells empty"
@@ -273,15 +275,19 @@ def parts(
 def spelled_list(text: str) -> object:
     """Return the list, tuple or set that a text in brackets spells in JSON or Python; None for any other text.
 
-    Raises LabelCellError if a text in square brackets spells no list (such as a printed NumPy array, or a long list in
-    Python), or if a key in it comes twice.
+    Raises LabelCellError if a text in square brackets, or one in braces with a comma, spells no list (such as a printed
+    NumPy array, an array of Postgres, or a long list in Python), or if a key in it comes twice.
     """
     if printed := _SET.fullmatch(text):
         text = printed[1] or "[]"
     if text[:1] + text[-1:] not in ("[]", "()", "{}"):
         return None
     try:
-        return _json_or_literal(text) if text[0] == "[" else _literal(text)
+        if text[0] == "[":
+            return _json_or_literal(text)
+        if (value := _literal(text)) is None and text[0] == "{" and "," in text:
+            raise ValueError
+        return value
     except RepeatedKeyError as error:
         raise LabelCellError(shown(text), f", in which {error}; correct it.") from error
     except ValueError:

@@ -90,7 +90,8 @@ def _refuse_ambiguous(table: Table, column: str | int) -> None:
     only amounts such as "25%" or "$10", and at most 20 of them, they are classes, and a warning is logged.
 
     A text counts as several names if one of the signs `,` `;` `|` divides it into known parts: parts that are labels of
-    other rows, or parts of several texts. With a comma all parts must be known, with the other signs one is enough.
+    other rows, or parts of several texts. With a comma all parts must be known, with the other signs one is enough. If
+    another sign, such as "/" or a blank, divides a text into labels of other rows, a warning is logged.
     """
     rows, are_numbers = dict[str, int](), True  # text -> the first row with it
     for row, cell in zip(table.rows, table.column(column), strict=True):
@@ -117,3 +118,10 @@ def _refuse_ambiguous(table: Table, column: str | int) -> None:
                 hint = f"Set problem_type='multi_label' and separator='{sign}' if it is several classes"
                 problem = f"{got}; a label must have one meaning. {hint}, or problem_type='classification' if not."
                 raise bad_cell(table, rows[text], column, problem)
+    for sign in sorted({sign for text in rows for sign in text if not sign.isalnum()}) if not are_numbers else ():
+        names = {text: [trimmed(part) for part in text.split(sign) if trimmed(part)] for text in rows if sign in text}
+        if joined := next((text for text, parts in names.items() if len(parts) > 1 and rows.keys() >= {*parts}), None):
+            what = "label column '%s' has %r, whose parts are labels of other rows, and it is read as one class"
+            hint = "If it is several classes, set problem_type='multi_label' and separator=%r"
+            logger.warning(f"task: %s: {what}. {hint}.", table.path, column, joined, sign)
+            return

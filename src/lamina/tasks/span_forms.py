@@ -30,6 +30,7 @@ _TEXTS = ("text", "word", "surface", "mention", "quote", "phrase", "content", "T
 _NEUTRAL = {"id", "score", "index", "confidence", "probability", "source", "meta", "token_start", "token_end", "Score"}
 _CONTAINERS = ("entities", "spans", "annotations", "result", "ents", "Entities")
 _TAG = regex.compile(r"[BI]-.+")
+_TAG_OF_PIECE = regex.compile(r"[BIELSU]-.+")  # of a token, in pipelines; else, "E-mail" may be the label of a span
 _PLACE = regex.compile(r"[\s\[\](),.\d]*\d[\s\[\](),.\d]*")  # numbers, or lists of them
 _PLACE_KEY = regex.compile("off|pos|idx|from|len|char|span|loc|begin|start|end|stop|^to$")
 _NUMBER = regex.compile(r"\d+(?:\.\d+)?")
@@ -104,11 +105,19 @@ def read_spans(cell: object, default: str = SPAN_LABEL) -> list[SpanMark]:
             got, is_tag = shown(cell), cell == "O" or _TAG.fullmatch(cell)
             rule += " If a row is one word, write CoNLL: a word and its tag a line, and blank lines." if is_tag else ""
         raise SpanError(got, rule)
+    if len(cell) > 1 and "O" in cell and all(part == "O" or _TAG.fullmatch(str(part)) for part in cell):
+        rule = "; they are tags of words, and the text is not a list of words. Divide it, as with text.split()."
+        raise SpanError(shown(cell), rule)
     return [_mark(mention, default) for span in cell for mention in _mentions(span)]
 
 
 def _mentions(span: object) -> list[object]:
-    """Return the mentions of an entity in Google's form as spans with its label; for any other span, a list of it."""
+    """Return the mentions of an entity in Google's form as spans with its label; for any other span, a list of it.
+
+    The list is empty for choices, ratings, relations and other results of Label Studio that are no spans.
+    """
+    if isinstance(span, Mapping) and ("from_name" in span or "from_id" in span):
+        return [span] if str(span.get("type", "labels")).endswith("labels") else []
     if not isinstance(span, Mapping) or any(key in span for key in (*_STARTS, "offset", "offsets")):
         return [span]
     mentions = span.get("mentions") or None
@@ -206,7 +215,10 @@ def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
         fields = cast("Mapping[str, object]", span["value"])
     fields = _with_edges(fields)
     start, end, text = (next((key for key in keys if key in fields), None) for keys in (_STARTS, _ENDS, _TEXTS))
-    labels = [fields[key] for key in _LABELS if key in fields]
+    names = [key for key in _LABELS if key in fields]
+    if text is None and len(names) == 2 and "entity" in names and fields[names[0]] != fields[names[1]]:
+        text = "entity"  # as language models write spans: {"entity": "Lima", "type": "LOC"}
+    labels = [fields[key] for key in names if key != text]
     if not labels and (other := sorted(set(map(str, fields)) - {*_STARTS, *_ENDS, *_TEXTS} - _NEUTRAL)):
         known = ", ".join(_LABELS)
         rule = f", a span with the keys {', '.join(other)}; its label is under one of: {known}"
@@ -254,7 +266,7 @@ def _label(span: object, labels: Sequence[object], default: str) -> str:
     if names[0] == "O":
         rule = "; O is the tag of words outside all spans. Leave such spans out, or rename the label."
         raise SpanError(f"the span {shown(span)} with the label O", rule)
-    if _TAG.fullmatch(names[0]):
+    if (_TAG_OF_PIECE if isinstance(span, Mapping) and "index" in span else _TAG).fullmatch(names[0]):
         hint = "Give pipelines aggregation_strategy='simple'"
         rule = f"; labels of spans have no B- and I-. {hint}."
         raise SpanError(f"the span {shown(span)} with the tag {names[0]}", rule)
@@ -282,18 +294,19 @@ def utf16_units(text: str) -> list[int]:
     return [*units, len(text)]
 
 
-def places(mark: SpanMark, text: str, units: Units | None = None) -> list[Span]:
-    """Return the (start, end) characters of the span `mark` in its text.
+def places(mark: SpanMark, text: str, words: Sequence[Span], units: Units | None = None) -> list[Span]:
+    """Return the (start, end) characters of the span `mark` in its text, which has the words `words`.
 
-    A span without edges gives every place where its own text occurs. `units` is the list of `utf16_units`, if edges
-    count UTF-16 units. None: they count characters. Raises UnplacedSpanError if the span is not in the text, or the
-    characters there differ from the text that the span states.
+    A span without edges gives every place where its own text occurs as whole words, or else at all. `units` is the list
+    of `utf16_units`, if edges count UTF-16 units. None: they count characters. Raises UnplacedSpanError if the span is
+    not in the text, or the characters there differ from the text that the span states.
     """
     if mark.edges is None:
         wanted = regex.sub(r"^[\s\p{Cf}]+|[\s\p{Cf}]+$", "", mark.text or "")
         for form in (wanted, *(unicodedata.normalize(name, wanted) for name in ("NFC", "NFD"))) if wanted else ():
             if found := [match.span() for match in regex.finditer(regex.escape(form), text)]:
-                return found
+                starts, ends = {start for start, _ in words}, {end for _, end in words}
+                return [span for span in found if span[0] in starts and span[1] in ends] or found
         raise UnplacedSpanError(f"the span {mark.cell}", ", which is not in its text.", "Correct it; ")
     start, end = mark.edges
     if units is not None:

@@ -14,7 +14,7 @@ from lamina.errors import DataError
 from lamina.tasks import labels as lab
 from lamina.tasks import span_forms, tag_schemes
 from lamina.tasks.base import ColumnSpec
-from lamina.tasks.label_cells import class_name, is_number, is_whole, plain
+from lamina.tasks.label_cells import LabelCellError, class_name, is_number, is_whole, plain, shown
 from lamina.tasks.metrics import marks_spans
 from lamina.tasks.split import Split
 from lamina.tasks.words import Span, join, word_spans
@@ -108,7 +108,9 @@ def _tag_name(mark: object, labels: Sequence[str], by_id: Sequence[str], *, are_
     only with `are_ids`, that is, if all tags of the table are numbers. Raises LabelCellError if the tag is neither an
     index nor a name.
     """
-    can_be_id = not isinstance(mark := plain(mark), bool) and (are_ids or not isinstance(mark, str))
+    if isinstance(mark := plain(mark), list | Mapping):
+        raise LabelCellError(shown(mark), "; every word has one tag, a name or a number.")
+    can_be_id = not isinstance(mark, bool) and (are_ids or not isinstance(mark, str))
     if can_be_id and is_number(mark) and float(str(mark)).is_integer():
         number = int(float(str(mark)))
         if str(number) not in labels and number == IGNORED:
@@ -193,8 +195,8 @@ def span_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSp
     """Make the examples of every split from texts and lists of spans; with `spec.text_pair`, from pairs of texts.
 
     Every word that shares a character with a span is tagged. `span_forms` describes the forms of spans; if a span is a
-    text, it is labelled wherever it occurs. The spans of a pair are in its second text. `spec.labels` may have labels
-    of spans in place of tags.
+    text, it is labelled wherever it occurs as whole words, or else wherever it occurs. The spans of a pair are in its
+    second text. `spec.labels` may have labels of spans in place of tags.
 
     Returns:
         `spec` with the tags as labels, and split name -> examples.
@@ -215,6 +217,9 @@ def span_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSp
     if labels is None:
         declared = lab.label_source(tables).class_names
         seen = {tag for row in rows["train"] for tag in row.tags if tag is not None}
+        if not seen - {"O"}:
+            what = "task: %s: column '%s' has no span in any row, so readers learn that there are none"
+            logger.warning(what, tables["train"].path, spec.label)
         seen |= {f"B-{name}" for key, names in declared.items() if key.startswith(f"{spec.label}.") for name in names}
         labels = lab.infer_labels(tag_schemes.both_ends(seen - {"O"} or {f"B-{default}"}))
     spec = replace(spec, labels=labels, problem_type="classification")
@@ -282,7 +287,7 @@ def _placed(
             if isinstance(spans, span_forms.SpanError):
                 raise spans
             units = span_forms.utf16_units(text) if utf16 else None
-            found = [(place, mark.label) for mark in spans for place in span_forms.places(mark, text, units)]
+            found = [(place, mark.label) for mark in spans for place in span_forms.places(mark, text, words, units)]
             tags = span_forms.tags_of_spans(text, words, found)
             cut += [at] * span_forms.cuts_word(words, found)
         except span_forms.UnplacedSpanError as error:

@@ -559,7 +559,8 @@ def _assemble(
     labels, problem_type = spec.labels or (), spec.problem_type or "classification"
     is_one_class = kind.single_label(problem_type) or (kind.tags_words and not named)
     if len(labels) == 1 and "train" in splits and is_one_class:
-        raise DataError(f"task {name}: '{labels[0]}' is its only class; a task needs at least two classes.")
+        hint = "" if named else f" Classes are read from column '{spec.label}'; label= names another."
+        raise DataError(f"task {name}: '{labels[0]}' is its only class; a task needs at least two classes.{hint}")
     if not named:
         naming_checks.warn_of_cases(name, labels)
     if not isinstance(metrics, tuple):

@@ -29,6 +29,7 @@ SENTENCES = [["Ana", "left"], ["Lima"]]
         "-DOCSTART-\tO\n\n" + WORDS,
         "-DOCSTART- (1 EU)\tO\n\n" + WORDS,
         "token tag\n" + WORDS,
+        "Word NER-Tag\n" + WORDS,
         "# the words of two documents\nWord\tTag\n" + WORDS.replace(" ", "\t"),
         "\ufeff# doc 1\r\n" + WORDS.replace("\n", "\r\n"),
     ],

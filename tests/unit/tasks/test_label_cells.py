@@ -182,7 +182,7 @@ def test_texts_that_list_flags(tmp_path: Path):
     assert chosen(csv(tmp_path, ["1,0,0", "0,1,1"], labels=NAMES, problem_type="multi_label")) == chosen(task)
 
 
-@pytest.mark.parametrize("text", ["['art' 'sport']", "[1 0 0]", "[art, sport]"])
+@pytest.mark.parametrize("text", ["['art' 'sport']", "[1 0 0]", "[art, sport]", "{art,sport}", '{"art": 1, "b": 0}'])
 def test_a_text_in_brackets_that_is_no_list_is_an_error(tmp_path: Path, text: str):
     with pytest.raises(DataError, match=r"row 2 has .* in brackets but not a list .*labels="):
         csv(tmp_path, [text, "x"], problem_type="multi_label")
@@ -191,7 +191,20 @@ def test_a_text_in_brackets_that_is_no_list_is_an_error(tmp_path: Path, text: st
 
 @pytest.mark.parametrize(
     "text",
-    ["[1 0 1]", "[0. 1.]", "array([1, 0])", "tensor(1)", '{"art": 1}', "{'art': 0.5}", "<object at 0x7f01>", "-100"],
+    [
+        *(
+            "[1 0 1]",
+            "[0. 1.]",
+            "array([1, 0])",
+            "tensor(1)",
+            '{"art": 1}',
+            "{'art': 0.5}",
+            "<object at 0x7f01>",
+            "-100",
+        ),
+        *("b'art'", "np.int64(1)", "[np.str_('art')]", "Decimal('1')", "dict_values(['art'])", "<Kind.ART: 1>"),
+        *("{art,sport}", "[art, sport]"),  # the first is an array of Postgres
+    ],
 )
 def test_a_printed_value_is_no_class(tmp_path: Path, text: str):
     with pytest.raises(DataError, match=r"row 2 has .* (which is a printed value|models skip this label).*labels="):
@@ -223,6 +236,17 @@ def test_signs_that_may_or_may_not_divide_names_are_an_error(tmp_path: Path):
             csv(tmp_path, [f"a{sign}b", "a", "b"])
         assert csv(tmp_path, [f"a{sign}b", "a", "b"], problem_type="classification").labels == ("a", f"a{sign}b", "b")
     assert csv(tmp_path, ["Washington, D.C.", "Paris, Texas"]).labels == ("Paris, Texas", "Washington, D.C.")
+
+
+@pytest.mark.parametrize("sign", ["/", "+", "\u3001", " ", "\n"])
+def test_labels_of_other_rows_in_one_text_are_told(sign: str, caplog: pytest.LogCaptureFixture):
+    text = f"art{sign}sport"
+    assert text in read([text, "art", "sport", "half/art"]).labels
+    assert f"has {text!r}, whose parts are labels of other rows, and it is read as one class." in caplog.text
+    assert f"separator={sign!r}." in caplog.text
+    caplog.clear()
+    read(["very good", "good", "1-2", "half/good"])
+    assert not caplog.messages
 
 
 def test_a_column_without_a_second_label_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):

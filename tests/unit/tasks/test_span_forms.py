@@ -50,6 +50,13 @@ FORMS = {
     "lists of one label": [{**span, "labels": [span["labels"]]} for span in KEYED],
     "Label Studio": [{"type": "labels", "from_name": "label", "value": span, "id": "x"} for span in KEYED],
     "a result of Label Studio": [{"id": 1, "result": [{"value": span} for span in KEYED]}],
+    "Label Studio with other results": [
+        *({"type": "labels", "from_name": "label", "value": span, "id": "x"} for span in KEYED),
+        {"type": "choices", "from_name": "mood", "value": {"choices": ["good"]}},
+        {"type": "textarea", "from_name": "note", "value": {"start": 0, "end": 3, "text": ["who?"]}},
+        {"type": "relation", "from_id": "x", "to_id": "x", "labels": ["at"]},
+    ],
+    "language models": [{"entity": "Lima", "type": "LOC"}, {"type": "PER", "entity": "Ana Ruiz"}],
     "types": spans("start", "end", "type"),
     "doccano": spans("start_offset", "end_offset", "label"),
     "floats": [[*map(float, LIMA), "LOC"], [*map(float, ANA), "PER"]],
@@ -139,6 +146,10 @@ def test_forms_of_spans(form: str):
         ({"start": 0, "end": 3, "label": None}, "without a label in .*; a span has one label"),
         ({"start": 0, "end": 3, "label": {"name": "PER"}}, "an object with keys"),
         ({"start": 0, "end": 3, "entity": "B-PER"}, "with the tag B-PER in .* aggregation_strategy='simple'"),
+        (
+            {"start": 0, "end": 3, "entity": "U-PER", "index": 1},
+            "with the tag U-PER in .* aggregation_strategy='simple'",
+        ),
         ({"start": 0, "end": 3, "labels": ["PER", "ORG"]}, "with the labels PER, ORG in .*; a word has one label"),
         ([0, 3, "PER", "Q1"], r"as a span in column 'label'; a span is a text, \[start, end\]"),
         (["PER", 0, 3], "a span is a text"),
@@ -248,6 +259,35 @@ def test_blanks_and_line_breaks_of_a_stated_text_may_differ(characters: str, sta
     assert tagged(read([mark], f"See {characters}."))[0][1] == "B-LOC"
 
 
+def test_a_text_is_found_as_whole_words_before_parts_of_words(caplog: pytest.LogCaptureFixture):
+    assert tagged(read([{"text": "Ana", "label": "PER"}], "Anabel saw Ana")) == [("Ana", "B-PER")]
+    assert tagged(read([{"text": "\u5317\u4eac", "label": "LOC"}], "\u5317\u4eac\u3001\u5728\u5317\u4eac"))[2:] == [
+        ("\u5317", "B-LOC"),
+        ("\u4eac", "I-LOC"),
+    ]
+    assert not caplog.messages
+    assert tagged(read([{"text": "Ana", "label": "PER"}], "Anabel")) == [("Anabel", "B-PER")]
+
+
+def test_rows_without_any_span_are_told(caplog: pytest.LogCaptureFixture):
+    read([])
+    assert "task/train: column 'label' has no span in any row" in caplog.text
+
+
+def test_tags_beside_a_text_that_is_no_list_of_words_are_an_error():
+    with pytest.raises(
+        DataError, match=r"has \['O', 'B-geo'\] in column 'label'; they are tags of words, .* text.split"
+    ):
+        read(["O", "B-geo"], "On Oslo")
+    assert tagged(read(["B-52", "I-95"], "a B-52 on I-95")) == [("B-52", "B-span"), ("I-95", "B-span")]
+    for mark in (["B-X"], {"tag": "B-X"}):
+        rows = [{"text": ["a"], "label": [mark]}]
+        with pytest.raises(
+            DataError, match=r"row 1 has .* in column 'label'; every word has one tag, a name or a number"
+        ):
+            Task.from_dataset("token_classification", {"train": rows}, text="text", label="label")
+
+
 def test_a_text_of_another_unicode_form_is_found():
     assert tagged(read([{"text": "Zoe\u0308", "label": "PER"}])) == [("Zo\u00eb", "B-PER")]
 
@@ -354,7 +394,9 @@ def test_a_missing_word_is_an_error():
 
 
 def test_tags_without_any_span_are_an_error(tmp_path: Path):
-    with pytest.raises(DataError, match="'O' is its only class; a task needs at least two"):
+    with pytest.raises(
+        DataError, match=r"'O' is its only class; a task needs at least two .* from column '-1'; label="
+    ):
         conll(tmp_path, "Anna O\nin O\n")
 
 
