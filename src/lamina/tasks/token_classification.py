@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import NamedTuple, NotRequired, TypeAlias, TypedDict, cast, final
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -37,7 +38,8 @@ from lamina.tasks.words import Span, divided, word_spans
 from lamina.utils import JSON
 
 PIECES = "pieces"  # the key in the `info` of a reader
-Key = tuple[int, int, int]  # a token, how many words it decides about, and its tag
+Text: TypeAlias = str | tuple[str, str]  # a text, or a pair whose second text is tagged
+Key = tuple[int, int, int]  # a token or the checksum of characters, how many words it decides about, and its tag
 
 
 class WordGroup(NamedTuple):
@@ -49,6 +51,8 @@ class WordGroup(NamedTuple):
         token: Id of the token; -1 for a dropped word.
         place: The token's window and its position there; None for a dropped word.
         text: Index of the text.
+        written: A negative number that stands for the characters of several words; else 0. An unknown token, such as
+            [UNK], has the same id wherever it occurs, but its words differ.
     """
 
     first: int
@@ -56,10 +60,18 @@ class WordGroup(NamedTuple):
     token: int
     place: tuple[int, int] | None
     text: int
+    written: int = 0
+
+    def keys(self, tag: int) -> tuple[Key, Key]:
+        """Return the keys of `Pieces.tags` for the words' characters and for their token, if the token has `tag`."""
+        return (self.written, self.size, tag), (self.token, self.size, tag)
 
 
-def decided_words(encoded: Encoded, words: Sequence[Sequence[Span]]) -> list[WordGroup]:
-    """Return all words in groups: the words that one token decides, or one dropped word. See `deciding_tokens`."""
+def decided_words(encoded: Encoded, words: Sequence[Sequence[Span]], read: Sequence[Text]) -> list[WordGroup]:
+    """Return all words in groups: the words that one token decides, or one dropped word. See `deciding_tokens`.
+
+    `words` are the character ranges of the words of each text in `read`.
+    """
     groups: list[WordGroup] = []
     texts = [text for text, row in enumerate(words) for _ in row]
     for number, (text, place) in enumerate(zip(texts, deciding_tokens(encoded, words), strict=True)):
@@ -67,6 +79,11 @@ def decided_words(encoded: Encoded, words: Sequence[Sequence[Span]]) -> list[Wor
             groups[-1] = groups[-1]._replace(size=groups[-1].size + 1)
         else:
             groups.append(WordGroup(number, 1, -1 if place is None else encoded.token(*place), place, text))
+    spans = list(chain.from_iterable(words))
+    for at, group in enumerate(groups):
+        if group.size > 1:
+            characters = slice(spans[group.first][0], spans[group.first + group.size - 1][1])
+            groups[at] = group._replace(written=-2 - crc32(_tagged(read[group.text])[characters].encode()))
     return groups
 
 
@@ -76,35 +93,39 @@ class Pieces:
     """The learnt tags of words that share a token.
 
     A token may cover several words, for example in Chinese, but gets one tag. The most frequent tags of its words are
-    therefore counted in training. They are stored unless the further words continue the first word's span.
+    therefore counted in training. They are stored unless the further words continue the first word's span. They are
+    stored for the words' characters too, if these have other tags than the token has elsewhere.
 
     Attributes:
         labels: The class names.
-        tags: (token id, number of words, tag of the first word) -> the tags of all the words.
+        tags: (token id or `WordGroup.written`, number of words, tag of the first word) -> the tags of all the words.
     """
 
     labels: Sequence[str]
     tags: Mapping[Key, tuple[int, ...]]
 
     @classmethod
-    def learnt(
-        cls, encoded: Encoded, words: Sequence[Sequence[Span]], labels: Sequence[Sequence[int]], names: Sequence[str]
-    ) -> Pieces:
-        """Return a `Pieces` with the most frequent tags of words that share a token in the tokenised texts `encoded`.
+    def learnt(cls, groups: Sequence[WordGroup], labels: Sequence[Sequence[int]], names: Sequence[str]) -> Pieces:
+        """Return a `Pieces` with the most frequent tags of words that share a token.
 
-        `words` are the character ranges of each text's words, `labels` the words' tags, and `names` the class names.
+        `groups` is the result of `decided_words`, `labels` has the tags of each text's words, and `names` are the class
+        names.
         """
         flat, further = list(chain.from_iterable(labels)), continued(names)
         counts: dict[Key, Counter[tuple[int, ...]]] = defaultdict(Counter)
-        for group in decided_words(encoded, words):
+        keys: dict[Key, Key] = {}  # of characters -> of their token
+        for group in groups:
             tags = tuple(flat[group.first : group.first + group.size])
             if group.size > 1 and IGNORED not in tags:
-                counts[group.token, group.size, tags[0]][tags] += 1
+                written, token = group.keys(tags[0])
+                keys[written] = token
+                counts[written][tags] += 1
+                counts[token][tags] += 1
         tags_of: dict[Key, tuple[int, ...]] = {}
-        for key, count in counts.items():
-            usual = _continued_tags(key, further)
-            most, times = count.most_common(1)[0]
-            if times > count[usual]:
+        for key, token in [*((token, token) for token in keys.values()), *keys.items()]:
+            usual = tags_of.get(token) or _continued_tags(token, further)
+            most, times = counts[key].most_common(1)[0]
+            if times > counts[key][usual]:
                 tags_of[key] = most
         return cls(names, tags_of)
 
@@ -133,8 +154,9 @@ class Pieces:
         for at, group in enumerate(groups):
             words = range(group.first, group.first + group.size)
             if group.size > 1:
-                key = group.token, group.size, tags[group.first]
-                tags[words.start : words.stop] = self.tags.get(key) or _continued_tags(key, further)
+                written, token = group.keys(tags[group.first])
+                learnt = self.tags.get(written) or self.tags.get(token)
+                tags[words.start : words.stop] = learnt or _continued_tags(token, further)
                 scores[words.start : words.stop] = [scores[group.first]] * group.size
             elif group.place is None and at and groups[at - 1].text == group.text:
                 after = next((later for later in groups[at + 1 :] if later.place is not None), None)
@@ -142,12 +164,12 @@ class Pieces:
                 if after is not None and after.text == group.text and tags[after.first] == inside:
                     tags[group.first], scores[group.first] = inside, scores[group.first - 1]
 
-    def lost(self, encoded: Encoded, words: Sequence[Sequence[Span]], labels: Sequence[Sequence[int]]) -> int:
+    def lost(self, groups: Sequence[WordGroup], labels: Sequence[Sequence[int]]) -> int:
         """Return the number of words that get a wrong tag even if the tag of every token is predicted right.
 
         Arguments as in `learnt`.
         """
-        true, groups = list(chain.from_iterable(labels)), decided_words(encoded, words)
+        true = list(chain.from_iterable(labels))
         tags = [max(tag, 0) for tag in true]
         for group in groups:
             if group.place is None:
@@ -166,7 +188,6 @@ def _continued_tags(key: Key, further: Sequence[int]) -> tuple[int, ...]:
     return (first, *[further[first]] * (count - 1))
 
 
-Text: TypeAlias = str | tuple[str, str]  # a text, or a pair whose second text is tagged
 Parts: TypeAlias = Sequence[Sequence[Span]]  # for each word of a text, the words of a plain text inside it
 logger = logging.getLogger(__name__)
 
@@ -261,8 +282,8 @@ class TokenClassificationKind(TextClassKind):
         share a token with other words or have none.
         """
         words, labels = _plain_words(task, split)
-        pieces = Pieces.learnt(inputs.encoded, words, labels, task.labels)
-        if lost := pieces.lost(inputs.encoded, words, labels):
+        groups = decided_words(inputs.encoded, words, split.texts)
+        if lost := Pieces.learnt(groups, labels, task.labels).lost(groups, labels):
             what = "task: the tags of %d of %d words cannot be told apart: a token of the tokenizer has characters of"
             logger.warning(f"{what} words with other tags, or a word has no token", lost, sum(map(len, words)))
         others = continued(task.labels) if task.label_all_tokens else None
@@ -273,7 +294,8 @@ class TokenClassificationKind(TextClassKind):
 
         Tags that continue the span of the first word are left out; {} if none remain.
         """
-        pieces = Pieces.learnt(inputs.encoded, *_plain_words(task, split), task.labels)
+        words, labels = _plain_words(task, split)
+        pieces = Pieces.learnt(decided_words(inputs.encoded, words, split.texts), labels, task.labels)
         return {PIECES: pieces.as_json()} if pieces.tags else {}
 
     def results(self, task: TaskLike, split: Split, inputs: EncodedInputs) -> Results:
@@ -305,7 +327,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         empty[task.labels.index("O") if "O" in task.labels else 0] = 1.0
         self._logits = empty.repeat(sum(self._counts), 1)
         self._places: dict[int, list[tuple[int, int]]] = {}  # window -> positions of tokens, with the words they decide
-        self._groups = decided_words(inputs.encoded, words)
+        self._groups = decided_words(inputs.encoded, words, split.texts)
         for group in self._groups:
             if group.place is not None:
                 self._places.setdefault(group.place[0], []).append((group.place[1], group.first))

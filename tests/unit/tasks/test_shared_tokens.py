@@ -208,6 +208,24 @@ def test_tags_that_no_token_can_tell_apart_are_counted(caplog: pytest.LogCapture
     assert ("cannot be told apart" in caplog.text) is shares
 
 
+def test_words_of_an_unknown_token_are_told_apart_by_their_characters(caplog: pytest.LogCaptureFixture):
+    texts = ("we met 🎉🚀 now", "we met 🔥🎂 now", "we met 🔥🎂 now", "we met 🎂🎉 now")
+    edges = ([8, 9], [], [], [7, 9])
+    rows = [{"text": text, "label": [[*span, "X"]] if span else []} for text, span in zip(texts, edges, strict=True)]
+    task = Task.from_dataset("token_classification", {"train": rows, "validation": rows}, text="text")
+    words: Any = tokenizer("WordPiece", "Chinese")
+    assert words.tokenize(texts[0])[-2:] == ["[UNK]", "[UNK]"]  # 🎉🚀 and "now"
+    split, kind = task.split("train"), task.kind
+    inputs: Any = kind.encode(split, words, EncodeOptions(part="train", max_length=32, windows=True))
+    targets: Any = kind.targets(task, split, inputs)
+    results: Any = kind.answers(task, kind.examples(list(texts), words), inputs, words)
+    results.set_learnt(kind.learnt(task, split, inputs))
+    chosen = targets.tensor([0, 1, 2, 3])
+    results.add([0, 1, 2, 3], torch.eye(len(task.labels))[chosen.clamp(min=0)] * 20)
+    assert [[[s["start"], s["end"]] for s in row] for row in results.predictions()] == [[e] if e else [] for e in edges]
+    assert "cannot be told apart" not in caplog.text
+
+
 # Words
 
 
