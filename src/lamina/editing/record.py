@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _LOCATION = "_lamina_place"  # attribute of the model object, so that copies of a model carry it
+_SOURCE = "_lamina_source"
 KINDS = ("insert", "merge", "reinit", "truncate", "freeze", *MOVES)
 
 
@@ -131,6 +132,20 @@ def set_edits(model: PreTrainedModel, saved: Sequence[Edit]) -> None:
     vars(model).pop(_LOCATION, None)
 
 
+def set_source(model: PreTrainedModel, source: str) -> None:
+    """Store the folder or hub id that a model was loaded from; a folder must be an absolute path."""
+    setattr(model, _SOURCE, source)
+
+
+def source_of(model: PreTrainedModel) -> str:
+    """Return the folder or hub id that a model was loaded from; "" if none is known.
+
+    After `lamina.load`, a folder is an absolute path, so it stays right if the working directory changes. After other
+    loaders, it is the path that they were given.
+    """
+    return str(getattr(model, _SOURCE, getattr(model, "name_or_path", None) or ""))
+
+
 def set_location(model: PreTrainedModel, location: str) -> None:
     """Store `location`, the folder or hub id from which this model can be loaded; "" if there is none."""
     setattr(model, _LOCATION, location)
@@ -142,7 +157,7 @@ def location_of(model: PreTrainedModel) -> str:
     Returns "" if there is none, or if Lamina has edited the model since, except by `freeze_`, or trained it. Changes by
     hand are not noticed.
     """
-    name = str(getattr(model, _LOCATION, getattr(model, "name_or_path", None) or ""))
+    name = str(getattr(model, _LOCATION, source_of(model)))
     return str(Path(name).absolute()) if name and is_dir(name) else name
 
 

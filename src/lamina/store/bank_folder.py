@@ -73,7 +73,7 @@ from lamina.store.manifest import (
 )
 from lamina.store.models import load_processor, saved_class, writing_class
 from lamina.store.processors import check_inputs, checked_processor, record_inputs, save_processor
-from lamina.store.save_model import changed_blocks, listed_names, save, saved_names
+from lamina.store.save_model import changed_blocks, check_keeps_head, listed_names, save, saved_names
 from lamina.utils import check_type, is_dir, is_file
 
 if TYPE_CHECKING:
@@ -231,11 +231,14 @@ def claimed_output(
 
     Returns:
         A context in which no other process can write to the folder. Entering it raises StoreError if nothing can be
-        saved there. ConfigError is raised at once if a model with adapters (PEFT) would be saved.
+        saved there. ConfigError is raised at once if a model with adapters (PEFT) would be saved, and StoreError if the
+        model in the folder would lose its head.
     """
     base = target.model if isinstance(target, ReaderBank) and target.saves_base else target
     if isinstance(base, torch.nn.Module) and not isinstance(base, ReaderBank):
         check_no_adapters(base, "save")
+        if base is target:
+            check_keeps_head(folder, base)
     names = _names(target) if isinstance(target, ReaderBank | Mapping) else saved_names(folder)
     return claimed(folder, [*names, *files])
 

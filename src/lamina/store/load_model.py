@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lamina.editing.inserted_layer import is_inserted
+from lamina.editing.record import set_source
 from lamina.errors import ConfigError, StoreError, convert_errors
 from lamina.heads.base import label_names
 from lamina.layers.nan_checks import first_non_finite
@@ -162,7 +163,8 @@ def _load(
         restore_edits(model, name, edits)
     elif lost := [key for key in sorted(report["unexpected_keys"]) if is_inserted(key)]:
         raise StoreError(f"load: {name} has inserted layers ('{lost[0]}'), but no {RECORD} that says where they go.")
-    model.config._name_or_path = model.name_or_path = models.SHORT_NAMES.get(name, name)
+    model.config._name_or_path = model.name_or_path = full = models.SHORT_NAMES.get(name, name)
+    set_source(model, str(Path(full).absolute()) if is_dir(full) else full)
     return model.eval(), models.load_processor(name, model, revision=revision)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.editing.editable import has_packed
-from lamina.editing.record import edits, set_location
+from lamina.editing.record import edits, set_location, source_of
 from lamina.errors import ConfigError, LaminaError, StoreError
 from lamina.layers import stacks
 from lamina.layers.adapters import check_no_adapters, has_peft
@@ -159,12 +159,13 @@ def save(
         model: A transformers model, edited or not. If it is compiled or parallel, the plain model inside is saved.
         folder: Folder to write; created if it does not exist. Files of an earlier `save` are replaced, others stay.
         processor: Tokenizer or image processor to save with the model. None: files of an earlier one stay.
-        force: Whether to replace a model that other software wrote, or the folder's model with a head by its backbone.
+        force: Whether to replace a model that other software wrote, or to give up the head of the folder's model.
         files: More files to write in the same step: name -> function that is called with the path to write.
 
     Raises:
         StoreError: If the folder cannot be written; or, unless `force`, if it holds a model of other software, or a
-            model with a head and `model` was loaded from there without it (`lamina.load` without `head`).
+            model with a head and `model` was loaded from there without it (`lamina.load` without `head`, or with
+            another one).
         NotFiniteError: If a weight holds NaN or infinity.
         ConfigError: If `model` is not a transformers model, has no weights (meta device) or has adapters (PEFT), or
             would not load again because its blocks or other parts were changed by hand.
@@ -177,10 +178,8 @@ def save(
     check_has_weights("save", model)
     check_finite("the model", model.named_parameters())
     check_reloads(model, "save")
-    if not force and (saved := _with_lost_head(folder, model)) is not None:
-        got = f"{folder} holds a {saved}, and this {type(model).__name__} was loaded from there without its head"
-        hint = f"Load it with head='{saved}', or give another folder; force=True gives the head up"
-        raise StoreError(f"save: {got}, which would be lost. {hint}.")
+    if not force:
+        check_keeps_head(folder, model)
     files = files or {}
     with staged(folder, names := [*saved_names(folder), *files], names, force=force) as stage:
         _as_stored(model).save_pretrained(stage)  # pyright: ignore[reportUnknownMemberType]
@@ -200,21 +199,24 @@ def save(
     set_location(model, str(folder))
 
 
-def _with_lost_head(folder: Path, model: PreTrainedModel) -> str | None:
-    """Return the class of the model that `save` wrote to a folder if `model` is its backbone, loaded from there.
+def check_keeps_head(folder: Path, model: PreTrainedModel) -> None:
+    """Raise StoreError if saving a model to a folder would lose the head of the model that `save` wrote there.
 
-    None if saving `model` there loses no head.
+    That is so if `model` was loaded from the folder without its head, or with another one.
     """
-    from transformers import AutoModel
+    import transformers
 
-    auto: Any = AutoModel
-    is_backbone = isinstance(model, auto._model_mapping.get(type(model.config), ()))
-    if not is_backbone or not model.name_or_path or Path(model.name_or_path).resolve() != folder.resolve():
-        return None
+    auto: Any = transformers.AutoModel
+    if not (source := source_of(model)) or Path(source).resolve() != folder.resolve():
+        return
+    saved = type(model).__name__
     with suppress(LaminaError):
         saved = EditsRecord.read(folder / RECORD).architecture
-        return None if saved == type(model).__name__ else saved
-    return None
+    kind = getattr(transformers, saved, type(model))
+    if saved != type(model).__name__ and not issubclass(kind, auto._model_mapping.get(type(model.config), ())):
+        got = f"{folder} holds a {saved}, and this {type(model).__name__} was loaded from there without its head"
+        hint = f"Load it with head='{saved}', or give another folder; force=True gives the head up"
+        raise StoreError(f"save: {got}, which would be lost. {hint}.")
 
 
 def _as_stored(model: PreTrainedModel) -> PreTrainedModel:

@@ -26,13 +26,14 @@ from lamina.editing.freeze import freeze_
 from lamina.editing.insert import insert_
 from lamina.editing.keep import truncate_
 from lamina.editing.merge import merge_
-from lamina.editing.record import edits
+from lamina.editing.record import edits, location_of
 from lamina.editing.reinit import reinit_
 from lamina.errors import ModelNotFoundError, StoreError, UnknownNameError, UnsupportedModelError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.layers import stacks
 from lamina.store import load, outline, save, save_model
+from lamina.store.bank_folder import claimed_output
 from lamina.store.save_model import RECORD, move
 
 
@@ -264,6 +265,30 @@ def test_a_backbone_does_not_replace_the_model_with_a_head_that_it_came_from(nam
     save(backbone, tmp_path / "backbone")
     save(load(folder)[0], folder, force=True)
     save(load(folder)[0], folder)  # the head is gone, so nothing more can be lost
+
+
+def test_a_model_with_another_head_does_not_replace_the_model_that_it_came_from(tmp_path: Path):
+    save(FAMILIES["gpt2-CausalLM"].known(), tmp_path / "model")
+    classifier, _ = load(tmp_path / "model", "sequence_classification", labels=["no", "yes"])
+    with pytest.raises(StoreError, match="holds a GPT2LMHeadModel, and this GPT2ForSequenceClassification was loaded"):
+        save(classifier, tmp_path / "model")
+    with pytest.raises(StoreError, match="holds a GPT2LMHeadModel"):  # before the training
+        claimed_output(classifier, tmp_path / "model")
+    save(classifier, tmp_path / "classifier")
+    save(load(tmp_path / "model")[0], tmp_path / "backbone")
+    save(load(tmp_path / "backbone", "causal_lm")[0], tmp_path / "backbone")  # no head is there
+
+
+def test_a_folder_is_known_after_the_working_directory_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    save(FAMILIES["bert-SequenceClassification"].known(), "model")
+    backbone, _ = load("model")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir("other")
+    assert location_of(backbone) == str(tmp_path / "model")
+    with pytest.raises(StoreError, match="was loaded from there without its head"):
+        save(backbone, tmp_path / "model")
+    assert backbone.name_or_path == "model"
 
 
 def test_a_save_that_fails_changes_nothing(tmp_path: Path, monkeypatch):
