@@ -12,8 +12,9 @@ if sys.version_info < (3, 11):  # noqa: UP036  before any module that older vers
 
 from lamina.registry import set_provider
 
-# The public API has methods and functions in rooms that may not import the code behind them: a bank saves itself, and
-# `lamina.monitors` fits thresholds. Only this module knows both sides.
+# The public API has methods and functions in rooms that may not import the code behind them: a bank saves itself and
+# checks the edits of its model, and `lamina.monitors` fits thresholds. Only this module knows both sides.
+set_provider("edits", "lamina.editing.record")
 set_provider("storage", "lamina.store")
 set_provider("monitor fitting", "lamina.prediction")
 

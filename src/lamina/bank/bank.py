@@ -72,7 +72,8 @@ class ReaderBank(ReaderCollection):
 
     Raises:
         ConfigError: If an argument has the wrong type; if `train_base` is set and all parameters are frozen, or the
-            model has adapters (PEFT), which could not be saved; if the tokenizer has ids beyond the embedding table.
+            model has adapters (PEFT), which could not be saved; if the tokenizer has ids beyond the embedding table; if
+            layers that were inserted into the model have been lost, because another library replaced their projections.
         NotFiniteError: If a weight of the model holds NaN or infinity.
     """
 

@@ -28,8 +28,10 @@ from lamina.layers.hooks import StopForward, drop_copied_hooks, run_stacks
 from lamina.layers.layer_guard import LayerGuard, mark_as_read
 from lamina.layers.nan_checks import first_non_finite
 from lamina.layers.preserve import evaluating_if, is_compiled, uncompiled
+from lamina.layers.recorded import RecordedModel
 from lamina.layers.types import tokenizer_of
 from lamina.layers.wrappers import checked_model
+from lamina.registry import provider
 from lamina.utils import check_type, check_types
 
 if TYPE_CHECKING:
@@ -71,6 +73,8 @@ class ReaderCollection(nn.Module):
             raise NotFiniteError(f"bank: {what}. Load the model again.", name=weight)
         if train_base:
             check_no_adapters(model, "bank: train_base is set")
+        if not isinstance(model, RecordedModel):
+            provider("edits").edits(model)  # refuses a model that has lost inserted layers
         model = model.eval() if train_base else model.eval().requires_grad_(False)
         vars(self)["model"] = model  # not by `setattr`, with which nn.Module would register it as a submodule
         self.train_base = train_base

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from lamina.editing.record import edits
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.layers import default_stack, select
 from lamina.layers.adapters import check_no_adapters
@@ -30,7 +31,8 @@ _QUANTISED = "the model is quantised; packed weights cannot be edited. Edit (and
 def check_editable(model: PreTrainedModel, op: str) -> None:
     """Raise ConfigError, whose message begins with `op`, unless a model can be edited in place.
 
-    A model cannot be edited if it is compiled, quantised, offloaded, has adapters, or is not a transformers model.
+    A model cannot be edited if it is compiled, quantised, offloaded, has adapters, has lost inserted layers, or is not
+    a transformers model.
     """
     checked_model(model, op)
     config = getattr(model, "config", None)
@@ -49,6 +51,7 @@ def check_editable(model: PreTrainedModel, op: str) -> None:
         if is_problem:
             raise ConfigError(f"{op}: {text}")
     check_no_adapters(model, op)
+    edits(model)  # refuses a model that has lost inserted layers
 
 
 def select_blocks(model: PreTrainedModel, layers: object, stack: str | None, op: str) -> tuple[LayerStack, list[int]]:

@@ -10,7 +10,7 @@ from torch.nn.utils import skip_init
 
 from lamina.editing.editable import check_editable, plain_weight
 from lamina.editing.inserted_layer import InsertedLayer, layers_after, remove_layers_after, unmark_states_of
-from lamina.editing.record import Edit, edits, record, recorded
+from lamina.editing.record import Edit, record, recorded
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers.discovery import stacks
 from lamina.layers.roles import ROLES, family_of, modules_at
@@ -51,7 +51,6 @@ def merge_(model: PreTrainedModel) -> Edit:
             apart.
     """
     check_editable(model, _OP)
-    edits(model)  # refuses a model that has lost inserted layers
     projections = {path: module for path, module in model.named_modules() if layers_after(module)}
     if not projections:
         raise ConfigError(f"{_OP}: the model has no inserted layers; there is nothing to fold. Use insert_ first.")

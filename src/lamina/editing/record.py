@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _LOCATION = "_lamina_place"  # attribute of the model object, so that copies of a model carry it
 _SOURCE = "_lamina_source"
+# What an adapter around a projection, PEFT's trained copy of a module, or a block that is compiled alone adds to paths
+_WRAPPER = re.compile(r"\b(?:base_layer|original_module|_orig_mod)\.")
 KINDS = ("insert", "merge", "reinit", "truncate", "freeze", *MOVES)
 
 
@@ -81,9 +84,8 @@ def edits(model: PreTrainedModel) -> list[Edit]:
     made = recorded(model)
     for number, edit in enumerate(made):
         if edit.kind == "insert" and not any(later.kind == "merge" for later in made[number:]):
-            # an adapter around a projection adds a name to the path, and so does a block that is compiled alone
             paths = (name for name, _ in model.named_parameters(remove_duplicate=False))
-            names = {path.replace(".base_layer.", ".").replace("_orig_mod.", "") for path in paths}
+            names = {_WRAPPER.sub("", path) for path in paths}
             wanted = [now for all_now in names_now(made, number).values() for now in all_now]
             if lost := [name for name in wanted if name not in names]:
                 problem = f"the inserted layer '{lost[0]}' is no longer in the model: another library has replaced it"

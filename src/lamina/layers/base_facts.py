@@ -39,9 +39,10 @@ UNRELATED = frozenset(
         "lamina_learnt",
     }
 )
-# Names that belong to dropout, initialisation or the choice of a kernel: they change nothing beyond rounding.
+# Names that belong to dropout, initialisation or the choice of a kernel: they change nothing beyond rounding. But token
+# dropout (ESM, NLLB-MoE) scales states in eval mode too, and an initial prior (MRA) chooses what is attended to.
 _UNRELATED = re.compile(
-    r"^_|drop|^init|^mask_(time|feature)_|^classif|^summary_|attn_implementation|experts_implementation|_cached$"
+    r"^_|(?<!token_)drop(?!ping)|^init(?!ial_prior)|^mask_(time|feature)_|^classif|^summary_|attn_implementation|experts_implementation|_cached$"
 )
 _MODES = frozenset({"training", "gradient_checkpointing", "name_or_path", "p"})  # of modules; `p` is dropout's
 _SCALARS = (bool, int, float, str, torch.dtype)

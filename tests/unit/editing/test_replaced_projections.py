@@ -39,6 +39,8 @@ def test_an_adapter_around_an_inserted_projection_is_refused_and_one_elsewhere_i
     merge_(merged)
     states(peft.get_peft_model(merged, peft.LoraConfig(target_modules=["query"])))
     states(peft.get_peft_model(inserted(), peft.LoraConfig(target_modules=["output.dense"])))
+    lora = peft.LoraConfig(target_modules=["output.dense"], modules_to_save=["query"])
+    assert len(edits(peft.get_peft_model(inserted(), lora).base_model.model)) == 1
 
 
 def test_a_quantised_projection_has_lost_its_inserted_layers():
@@ -56,7 +58,7 @@ def test_a_projection_that_is_replaced_without_its_hooks_is_missed_by_the_record
     model = inserted()
     attention = model.encoder.layer[0].attention.self
     attention.query = nn.Linear(attention.query.in_features, attention.query.out_features)
-    for call in (edits, merge_):
+    for call in (edits, merge_, lambda own: lamina.truncate_(own, 2), lamina.ReaderBank):
         with pytest.raises(ConfigError, match=r"query\.inserted_0\.weight' is no longer in the model"):
             call(model)
 

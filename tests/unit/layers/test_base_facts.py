@@ -12,7 +12,7 @@ from tests.support.portions import one_in
 from tests.support.stored import tiny_config, tiny_model
 from tests.support.tiny import FAMILIES
 from torch import nn
-from transformers import BertForMaskedLM, BertModel, LlamaConfig, LlamaModel, Qwen2Config, Qwen2Model
+from transformers import BertForMaskedLM, BertModel, EsmModel, LlamaConfig, LlamaModel, Qwen2Config, Qwen2Model
 
 from lamina.layers import module_guard, stacks
 from lamina.layers.base_facts import StackSettings
@@ -39,6 +39,17 @@ def test_a_setting_that_changes_states_counts(change: dict[str, Any]):
 def test_the_base_of_rotary_positions_counts():
     other = llama(rope_parameters={"rope_type": "default", "rope_theta": 100.0})
     assert facts(other).config != facts(llama()).config
+
+
+def test_dropout_of_tokens_counts_because_it_scales_states_in_eval_mode():
+    """ESM multiplies embeddings by 0.88 where masked tokens were dropped in training."""
+    config = FAMILIES["esm"].config()
+    on, off = (EsmModel(copy.deepcopy(config)).eval() for _ in range(2))
+    off.config.token_dropout, on.config.token_dropout = False, True
+    assert facts(on).config != facts(off).config
+    before = facts(off)
+    off.embeddings.token_dropout = True  # as the model itself uses it
+    assert facts(off).modules != before.modules
 
 
 @pytest.mark.parametrize(
