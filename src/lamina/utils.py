@@ -435,6 +435,14 @@ def world_size() -> int:
     return group.get_world_size() if group else 1
 
 
+def local_world_size() -> int:
+    """Return the number of processes of a distributed run on this machine, as `torchrun` counts them; see `world_size`.
+
+    Without `torchrun`, all processes of the run count.
+    """
+    return int(os.environ.get("LOCAL_WORLD_SIZE", size)) if (size := world_size()) > 1 else 1
+
+
 def barrier() -> None:
     """Wait until every process of a distributed run has called this; return at once in a single process."""
     if (group := _group()) and group.get_world_size() > 1:

@@ -31,7 +31,7 @@ from lamina.errors import CacheError
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.hooks import token_mask
 from lamina.layers.types import tokenizer_of
-from lamina.utils import least_of_all, progress_bar, world_size
+from lamina.utils import least_of_all, local_world_size, progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -397,8 +397,11 @@ class _Filler:
         self.layout = Layout([int(length) for length in lengths], layers, widths, settings.dtype)
 
     def fits_in_memory(self) -> bool:
-        """Return whether the states, as float32 in every process, take at most a quarter of the free memory."""
-        needed = world_size() * replace(self.layout, dtype="float32").size
+        """Return whether float32 copies of the states, one per process, take at most a quarter of the free memory.
+
+        The processes of this machine count, and their copies together.
+        """
+        needed = local_world_size() * replace(self.layout, dtype="float32").size
         return needed <= _SHARE * psutil.virtual_memory().available
 
     def hold(self) -> CachedStates | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -30,7 +29,7 @@ from lamina.store.files import damaged, read_json, write_json
 from lamina.train.bank_runner import free_bytes
 from lamina.train.engine import join_processes
 from lamina.train.memory import BatchBytes, RowShape
-from lamina.utils import check_type, is_file, least_of_all, world_size
+from lamina.utils import check_type, is_file, least_of_all, local_world_size, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -214,8 +213,8 @@ def free_memory() -> int:
     join_processes()  # gives each process its own GPU
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     free = free_bytes(device)
-    if device.type == "cpu" and world_size() > 1:  # the processes of a machine share its RAM
-        free //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if device.type == "cpu":  # the processes of a machine share its RAM
+        free //= local_world_size()
     return least_of_all(free, device)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
@@ -136,6 +136,22 @@ def drawn_ends(mean: float, half: float, metrics: Iterable[str], scale: float = 
 def count_range(counts: Sequence[int]) -> str:
     """Return the lowest and highest of sorted counts as text, such as "1 to 3"; "3" if they are equal, "" if empty."""
     return " to ".join(f"{count:,}" for count in dict.fromkeys([*counts[:1], *counts[-1:]]))
+
+
+def interval_remark(counts: Collection[int], noun: str, *, has_dots: bool) -> str:
+    """Return a remark for below a chart: what its points average, and which of them have an interval; "" if no points.
+
+    `counts` has for each point the number of runs or seeds that it averages. `noun` is "run" or "seed". With
+    `has_dots`, each run of a point without an interval is drawn as a dot.
+    """
+    if not counts:
+        return ""
+    if max(counts) == 1:
+        return f"one {noun} per point, so there is no interval"
+    interval = ", with its 95 % confidence interval" if max(counts) >= INTERVAL_SEEDS else ""
+    dots = f"each dot is a {noun}, and " if has_dots else ""
+    few = f"; {dots}fewer than {INTERVAL_SEEDS} give no interval" if min(counts) < INTERVAL_SEEDS else ""
+    return f"mean of {count_range(sorted(counts))} {noun}s{interval}{few}"
 
 
 def spec_of(drawing: Drawing, domain: Domain | None = None) -> Spec:

@@ -8,7 +8,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from lamina.report.chart_files import checked_path, save_drawing
-from lamina.report.charts import DOT, INTERVAL_SEEDS, LAYER, RULE, Drawing, Mark, count_range, drawn_ends, in_order
+from lamina.report.charts import DOT, INTERVAL_SEEDS, LAYER, RULE, Drawing, Mark, drawn_ends, in_order, interval_remark
 from lamina.tasks.label_cells import plain
 from lamina.train.results import summarise
 
@@ -273,19 +273,10 @@ def times(scale: float) -> str:
 
 
 def runs_remark(cells: Sequence[Cell | Point]) -> str:
-    """Return the remark below a chart: how many runs its points average, and whether intervals are drawn.
-
-    "" without `cells`.
-    """
-    counts = sorted({cell.runs for cell in cells})
-    if not counts:
-        return ""
-    if counts == [1]:
-        return "One run per point, so there is no interval"
-    mean = f"Mean of {count_range(counts)} runs"
-    if counts[-1] < INTERVAL_SEEDS:
-        return f"{mean}. Each dot is a run. An interval needs at least {INTERVAL_SEEDS} runs"
-    return f"{mean}, with its 95 % confidence interval"
+    """Return the remark below a chart: how many runs its points average, and which have intervals; "" if no `cells`."""
+    counts = {cell.runs for cell in cells}
+    remark = interval_remark(counts, "run", has_dots=2 in counts)  # as `run_marks` draws them
+    return remark[:1].upper() + remark[1:]
 
 
 def draw_curves(figure: Curves, path: Path | str) -> Path:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
 import numpy as np
 
 from lamina.errors import ConfigError, DataError, check_known
-from lamina.report.charts import DOT, INTERVAL_SEEDS, LAYER, Drawing, Mark, count_range, drawn_ends
+from lamina.report.charts import DOT, INTERVAL_SEEDS, LAYER, Drawing, Mark, count_range, drawn_ends, interval_remark
 from lamina.report.sections import Cell, DataTable, Example, Section, Spans
 from lamina.train.results import half_interval
 from lamina.utils import JSON, Row, pluralize
@@ -285,15 +285,17 @@ def _per_seed(rows: Frame, keys: Sequence[str], value: str) -> Frame:
 
 
 def _averaged(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[list[Mark], list[str]]:
-    """Return means over seeds as rows of a chart, and remarks that say what was averaged.
+    """Return means over seeds as rows of a chart, and remarks that say what was averaged; [] and [] without rows.
 
     A mean of three seeds or more gets an interval. If no mean has three seeds, the means of two seeds also get a dot
     for each seed, except in heat maps. `columns` maps roles in the chart ("x", "colour" and so on) to columns of
     `rows`.
     """
+    if not len(rows):
+        return [], []
     keys, value = list(dict.fromkeys(columns.values())), figure.value
     places, means = with_interval(rows, keys, value)
-    most = int(means["seeds"].max()) if len(means) else 0
+    most = int(means["seeds"].max())
     metrics = _metrics(rows) if value == "score" else set()
     ends = [drawn_ends(mean, high - mean, metrics) for mean, high in zip(means["value"], means["high"], strict=True)]
     drawn = means["seeds"] >= INTERVAL_SEEDS
@@ -309,24 +311,10 @@ def _averaged(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[lis
         seeds = _per_seed(rows.merge(several, on=keys), keys, value)
         dots = seeds[[value]].rename(columns={value: "value"})
         marks += [{**row, "mark": DOT} for row in _records(dots.assign(**{p: seeds[c] for p, c in columns.items()}))]
-    remarks = [_interval_remark(sorted({int(count) for count in points["seeds"]}), "seed" in rows, has_dots=has_dots)]
-    return marks, remarks + _also_averaged(rows, [*keys, *(["seed"] if "seed" in rows else [])], value)
-
-
-def _interval_remark(counts: list[int], has_seeds: bool, *, has_dots: bool) -> str:
-    """Return a remark that says what a point of a chart averages, if anything, and whether it has an interval.
-
-    `counts` are the different numbers of seeds per point, sorted; `has_seeds` says whether the table has seeds at all,
-    and `has_dots` whether each seed is drawn as a dot.
-    """
-    if not has_seeds:
-        return "one measurement per point, so there is no interval"
-    if counts == [1]:
-        return "one seed, so there is no interval"
-    if counts and counts[-1] < INTERVAL_SEEDS:
-        dots = f"; each dot is a seed, and fewer than {INTERVAL_SEEDS} give no interval" if has_dots else ""
-        return f"mean of {count_range(counts)} seeds{dots}"
-    return f"mean of {count_range(counts)} seeds, with its 95 % confidence interval"
+    remark = "one measurement per point, so there is no interval"
+    if "seed" in rows:
+        remark = interval_remark({int(count) for count in points["seeds"]}, "seed", has_dots=has_dots)
+    return marks, [remark, *_also_averaged(rows, [*keys, *(["seed"] if "seed" in rows else [])], value)]
 
 
 def _metrics(rows: Frame) -> set[str]:

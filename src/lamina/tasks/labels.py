@@ -399,8 +399,10 @@ def _separator(tables: Mapping[str, Table], column: str | int, labels: Collectio
     signs = [sign for sign in first if fits[sign]] if labels and len(first) > 1 else list(first)
     if len(signs) == 1 or not first:
         return signs[0] if signs else None
-    (table, row), found = first[list(first)[1]], " and ".join(f"'{sign}'" for sign in first)
-    got = f"has one of the signs {found}, which both occur in column '{column}'"
+    *others, last = (f"'{sign}'" for sign in first)
+    which = "which both" if len(first) == 2 else "all of which"
+    got = f"has one of the signs {', '.join(others)} and {last}, {which} occur in column '{column}'"
+    table, row = first[list(first)[1]]
     raise bad_cell(table, row, column, f"{got}; one of them divides labels. Give separator='{next(iter(first))}'.")
 
 

@@ -393,6 +393,24 @@ def test_auto_keeps_states_in_memory_while_they_fit(tmp_path: Path, monkeypatch:
     assert states.folder is not None
 
 
+@pytest.mark.parametrize(("local", "share"), [("2", 2), ("8", 8), (None, 16)])
+def test_only_the_processes_of_this_machine_share_its_memory(
+    monkeypatch: pytest.MonkeyPatch, local: str | None, share: int
+):
+    bank, rows = cached_bank(), cached_rows()
+    filler = cache_module._Filler(bank, rows, list(bank), cache_module.CacheSettings())
+    size = 2 * filler.layout.size  # as float32
+    monkeypatch.setattr(cache_module, "_SHARE", 0.25)
+    monkeypatch.setattr(utils, "world_size", lambda: 16)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if local is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+    free = namedtuple("Memory", "available")
+    for available, fits in ((4 * share * size, True), (4 * share * size - 4, False)):
+        monkeypatch.setattr(cache_module.psutil, "virtual_memory", lambda available=available: free(available))
+        assert filler.fits_in_memory() is fits
+
+
 class Clock:
     """A clock that only moves where it is told to."""
 
@@ -438,8 +456,7 @@ def test_all_processes_take_the_same_way(tmp_path: Path, monkeypatch: pytest.Mon
         asked.append(int(answer))
         answer.fill_(min(int(answer), 0))
 
-    for module in (cache_module, utils):
-        monkeypatch.setattr(module, "world_size", lambda: 2)
+    monkeypatch.setattr(utils, "world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "all_reduce", another_has_none)
     assert opened(cached_bank(), tmp_path) is None
     # in one batch, so that no times are compared

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lamina import utils
 from lamina.errors import ConfigError, StoreError
 from lamina.recipes import estimate as fit_memory
 from lamina.recipes.estimate import BATCHES, GIB, estimate, fitted_batches, save_batches
@@ -64,7 +65,7 @@ def test_free_memory_is_that_of_the_gpu_or_a_part_of_the_ram_and_the_least_of_al
     monkeypatch.setattr(fit_memory, "free_bytes", lambda device: {"cuda": 80, "cpu": 100}[device.type])
     monkeypatch.setattr(fit_memory, "join_processes", lambda: log.append("joined"))
     monkeypatch.setattr(fit_memory, "least_of_all", least)
-    monkeypatch.setattr(fit_memory, "world_size", lambda: processes)
+    monkeypatch.setattr(utils, "world_size", lambda: processes)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # a single process may have one that another run left over
     assert fit_memory.free_memory() == expected
     assert log == ["joined", f"least on {'cuda' if gpus else 'cpu'}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from lamina.errors import ConfigError, DataError
 from lamina.recipes.report_file import Curves, Point
-from lamina.report.importance_charts import curve_rows, curves_drawing, draw_curves
+from lamina.report.importance_charts import curve_rows, curves_drawing, draw_curves, runs_remark
 
 
 def point(series: str, x: float | str | None, mean: float, interval: float | None = 0.1, **more: Any) -> Point:
@@ -82,6 +83,21 @@ def test_the_drawing_shows_points_lines_bands_and_the_source(tmp_path: Path):
     assert max(map(len, below)) <= 84
     assert (marks(svg, "point"), marks(svg, "line mark"), marks(svg, "area mark")) == (3, 2, 2)
     assert "stroke-dasharray" in svg
+
+
+@pytest.mark.parametrize(
+    ("runs", "remark"),
+    [
+        ([], ""),
+        ([1, 1], "One run per point, so there is no interval"),
+        ([2, 1], "Mean of 1 to 2 runs; each dot is a run, and fewer than 3 give no interval"),
+        ([2, 5], "Mean of 2 to 5 runs{}; each dot is a run, and fewer than 3 give no interval"),
+        ([1, 5], "Mean of 1 to 5 runs{}; fewer than 3 give no interval"),
+    ],
+)
+def test_the_remark_says_which_means_have_an_interval(runs: list[int], remark: str):
+    cells = [replace(point("a", 1, 0.5), runs=count) for count in runs]
+    assert runs_remark(cells) == remark.format(", with its 95 % confidence interval")
 
 
 def test_a_curve_of_test_scores_by_the_hundred_says_so(tmp_path: Path):

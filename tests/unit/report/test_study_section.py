@@ -36,7 +36,7 @@ def test_means_over_seeds_have_the_t_interval():
 def test_one_seed_has_no_interval_and_says_so():
     drawing = drawing_of(probe(seeds=1), "by layer")
     assert not any("low" in row for row in drawing.rows)
-    assert drawing.remark.startswith("One seed, so there is no interval")
+    assert drawing.remark.startswith("One seed per point, so there is no interval")
 
 
 def test_what_is_averaged_over_beside_seeds_is_named():
@@ -180,6 +180,24 @@ def test_two_seeds_are_two_dots_and_have_no_interval():
     assert [(row["x"], row["value"]) for row in drawing.rows if row.get("mark") == "dot"] == [(1, 0.5), (1, 0.9)]
     assert [(row["x"], row["value"]) for row in drawing.rows if "mark" not in row] == [(1, 0.7), (2, 0.4)]
     assert drawing.remark == "Mean of 1 to 2 seeds; each dot is a seed, and fewer than 3 give no interval"
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "remark"),
+    [
+        (
+            "line",
+            [1, 2, 2, 2],
+            "Mean of 1 to 3 seeds, with its 95 % confidence interval; fewer than 3 give no interval",
+        ),
+        ("heat", [1, 1, 2, 2], "Mean of 2 seeds; fewer than 3 give no interval"),
+        ("line", [], ""),
+    ],
+)
+def test_a_remark_promises_an_interval_only_where_there_is_one(kind: str, layers: list[int], remark: str):
+    columns = {"layer": layers, "seed": range(len(layers)), "probe": ["a"] * len(layers), "score": [0.5] * len(layers)}
+    drawing = drawing_of(of(Figure(kind, x="layer", y="probe"), **columns), "it")
+    assert drawing.remark == remark.format(", with its 95 % confidence interval")
 
 
 def probed(low: float, seeds: int = 2) -> Study:

@@ -227,6 +227,8 @@ def test_an_object_with_a_score_per_class_is_an_error():
 def test_signs_that_may_or_may_not_divide_names_are_an_error(tmp_path: Path):
     with pytest.raises(DataError, match=r"row 3 has one of the signs ';' and ','.*Give separator=';'"):
         csv(tmp_path, ["a;b", "c, d"], problem_type="multi_label")
+    with pytest.raises(DataError, match=r"row 3 has one of the signs ';', ',' and '\|', all of which occur in column"):
+        csv(tmp_path, ["a;b", "c, d", "e|f"], problem_type="multi_label")
     task = csv(tmp_path, ["a;c, d", "c, d"], problem_type="multi_label", labels=["a", "c, d"])
     assert chosen(task) == [["a", "c, d"], ["c, d"]]
     for sign in ",;|":
