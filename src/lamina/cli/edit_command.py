@@ -247,8 +247,8 @@ def _planned(plan: Path, named: list[str], least: LeastOptions) -> Apply:
     options of `--drop auto:N`; a task or seed in it replaces the plan's.
 
     Raises:
-        ConfigError: If `named` is not empty; if the plan does not use the task, data folder or seed in `least`; or if
-            --by or --heal is set, since the plan says how blocks are chosen.
+        ConfigError: If `named` is not empty; if `least` has a task, data folder or seed for which the plan has no use;
+            or if --by or --heal is set, since the plan says how blocks are chosen.
         LaminaError: The errors of `read_plan` and `task_fields`.
     """
     from lamina.studies.cutting.least_blocks import parse_plan, read_plan, task_fields

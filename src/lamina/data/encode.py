@@ -47,7 +47,7 @@ WindowColumns: TypeAlias = "dict[str, list[Any]]"
 
 
 class TokenRange(NamedTuple):
-    """The tokens of a text in one window, without special tokens.
+    """The tokens of a text in one window, without special tokens (see `Encoded.token_ranges` for pairs and blocks).
 
     Attributes:
         start: Position of the first token in the window.
@@ -136,7 +136,7 @@ class Encoded:
 
     @cached_property
     def offsets(self) -> Column:
-        """For each window, the character range (start, end) of each token in the text; (0, 0) for special tokens.
+        """For each window, the character range (start, end) of each token in the text; (0, 0) outside `token_ranges`.
 
         The list of a window is empty if the texts were tokenised without offsets.
         """
@@ -146,7 +146,11 @@ class Encoded:
 
     @cached_property
     def token_ranges(self) -> list[TokenRange]:
-        """For each window, the range of the window's tokens that belong to the text."""
+        """For each window, where the tokens of the text stand in it.
+
+        If pairs are cut into windows, these are the tokens of the second text; if not, those before the special token
+        that follows the first text. In a block they are all tokens.
+        """
         return list(map(TokenRange, *(self._table.column(name).to_pylist() for name in TokenRange._fields)))
 
     @cached_property

@@ -190,9 +190,9 @@ def _csv_error(path: Path, used: Sequence[tuple[int, str | DataError]], error: c
 def _to_records(path: Path, rows: Numbered[list[str]], header: Sequence[str] | None) -> Numbered[Record]:
     """Yield rows of cells as records; a row with more or fewer cells than columns is replaced by a DataError.
 
-    Without `header`, the first row has the names of the columns. Blank rows at the end of the file are left out. Raises
-    DataError if the names cannot be read or are blank, two are the same, or the only one has a sign that may divide
-    columns, such as ";".
+    A row that is a DataError already is yielded unchanged. Without `header`, the first row has the names of the
+    columns. Blank rows at the end of the file are left out. Raises DataError if the names cannot be read or are blank,
+    two are the same, or the only one has a sign that may divide columns, such as ";".
     """
     names = header if header is not None else next(rows, (0, []))[1]
     if isinstance(names, DataError):
@@ -463,9 +463,9 @@ def _format_of(path: Path, other: str | None) -> str:
 def _select_columns(path: Path, file_format: str, columns: Columns, rows: int, header: Columns) -> Numbered[Record]:
     """Yield the rows of a file, with only `columns`; a row without a value in one of them is yielded as a DataError.
 
-    `columns` None: all. `rows` is the number of rows of a Parquet file to read at a time. See `read_records` for
-    `header`. Raises DataError if the file has no row or lacks a column; in JSON Lines, each row without the column is
-    a DataError instead.
+    A row that cannot be read is a DataError too. `columns` None: all. `rows` is the number of rows of a Parquet file to
+    read at a time. See `read_records` for `header`. Raises DataError if the file has no row or lacks a column; in JSON
+    Lines, each row without the column is a DataError instead.
     """
     is_parquet, number = file_format == "parquet", 0
     records = read_parquet(path, columns, rows) if is_parquet else read_records(path, file_format, header)

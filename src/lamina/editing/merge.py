@@ -36,19 +36,18 @@ def merge_(model: PreTrainedModel) -> Edit:
     config says so (`share_att_key=False`), and plain transformers loads the result.
 
     Args:
-        model: A model with inserted layers.
+        model: A model with inserted layers. If an error is raised, it is unchanged.
 
     Returns:
-        The edit, with the names of the changed and the removed parameters.
+        The edit, with the names of the changed, added and removed parameters.
 
     Raises:
         ConfigError: If the model has no inserted layers, or has lost some; if one is not linear because its activation
             is on the output; if one is a convolution with a kernel above 1; if the model cannot be edited (quantised,
             compiled, offloaded, with adapters).
-        UnsupportedModelError: If a projection's weight is computed from others (pruning), or also used elsewhere, where
-            the inserted layer does not apply; if it also projects position embeddings, in a family that cannot have
-            separate projections for them; or if the inserted layer mixes channels that a grouped convolution keeps
-            apart.
+        UnsupportedModelError: If a projection's weight is computed from others (pruning); if another module uses the
+            weight too; if the projection also projects position embeddings, and the family cannot have separate
+            projections for them; or if the inserted layer mixes channels that a grouped convolution keeps apart.
     """
     check_editable(model, _OP)
     projections = {path: module for path, module in model.named_modules() if layers_after(module)}

@@ -213,7 +213,10 @@ class ProjectedFusion(Fusion):
     @classmethod
     @abstractmethod
     def weights_of(cls, members: Sequence[Any]) -> Float[Tensor, "members layers"]:
-        """Return the weight of each layer in a fusion's sum, one row per fusion in `members`, all of this class."""
+        """Return the weight of each layer in a fusion's sum, one row per fusion in `members`, all of this class.
+
+        A row sums to 1, and no weight is negative.
+        """
 
     def weights(self) -> Float[Tensor, " layers"]:
         """Return this fusion's weight of each layer in the sum, with gradient."""

@@ -524,7 +524,10 @@ class InputWeighted(Fusion):
         self.register_buffer("amounts", torch.zeros(layers), persistent=False)
 
     def observe(self, weights: Float[Tensor, "layers batch tokens"], mask: Bool[Tensor, "batch tokens"]) -> None:
-        """Add the absolute weights at all tokens (`mask` True) of one pass to `amounts`; in an export, do nothing."""
+        """Add the absolute weights at all tokens (`mask` True) of one pass to `amounts`; in an export, do nothing.
+
+        The weights of a token may be negative, and need not sum to 1.
+        """
         if torch.compiler.is_exporting():
             return
         seen = weights.detach().float().abs().masked_fill(~mask, 0).sum((1, 2))

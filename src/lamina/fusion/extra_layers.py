@@ -173,7 +173,7 @@ class _Call:
     Attributes:
         arguments: Position or name of an argument -> its value, in the order of the call.
         place: Position or name of the argument that is the hidden state.
-        past: Number of earlier tokens that were in a cache.
+        past: Number of earlier tokens that were in a cache; 0 without a cache.
     """
 
     arguments: dict[int | str, object]
@@ -185,8 +185,9 @@ class _Call:
         """Return a record of the call `block(*args, **kwargs)`.
 
         Key-value caches among the arguments are replaced by None, and an argument `use_cache` by False. `past` of the
-        record is the number of tokens that the caches hold for the layer with index `layer`. The first argument counts
-        as the state.
+        record is the number of tokens that the caches hold for the block with index `layer`, from 0; without a cache it
+        is 0. The state is the first positional argument or, if there is none, the argument for the first parameter of
+        `block.forward`.
         """
         given: dict[int | str, object] = {**dict(enumerate(args)), **kwargs}
         past = [int(value.get_seq_length(layer)) for value in given.values() if _is_cache(value)]

@@ -178,6 +178,7 @@ def _chunk_weights(mask: Bool[Tensor, "batch tokens"], chunks: int) -> Float[Ten
     """Return weights that average each of `chunks` equally long parts of a sequence's tokens, padding excluded.
 
     If `chunks` does not divide the number of tokens, neighbouring parts may share a token, so that none is empty.
+    In a row that is all padding, all weights are 0.
     """
     place = (mask.cumsum(1) - 1).unsqueeze(1)
     count = mask.sum(1, keepdim=True)

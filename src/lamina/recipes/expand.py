@@ -152,11 +152,12 @@ def grid_of(spec: RunSpec) -> dict[str, object]:
 
 
 def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[object]]) -> Recipe:
-    """Return a copy of a recipe with the sweep's values in the grids of all readers and methods that have the key.
+    """Return a copy of a recipe in which a sweep's values replace those of the grids.
 
-    A sweep is values for a key of a grid, given on the command line. A key of `sweeps` may be short, such as "alpha"
-    for "fusion.alpha". Raises UnknownNameError if no reader or method has a key, and ConfigError if a value is not
-    allowed.
+    A sweep is values for a key of a grid, given on the command line. The values are added to grids that could have the
+    key and do not; readers and methods without such a setting stay as they are. A key of `sweeps` may be short, such as
+    "alpha" for "fusion.alpha". Raises UnknownNameError if no reader or method could have a key. Raises ConfigError if a
+    value is not allowed, a short key may mean two full ones, or two sweeps set one key.
     """
     fields: Fields = recipe.model_dump(exclude_unset=True)
     bodies: list[tuple[Grid, Fields, list[str]]] = [  # a grid, the fields of its reader or method, all keys it may have

@@ -400,8 +400,9 @@ class Scheduler:
     def _next_turn(self) -> _Turn | None:
         """Wait for the next turn and return it; None once the scheduler is closed and nothing is queued or paused.
 
-        If one more pass may run, any queued request or paused batch is enough. Otherwise a batch is tokenised ahead. It
-        should have many texts, so this waits until enough tokens are queued and no request has arrived for a moment.
+        While a pass is free, any queued request or paused batch is enough. While none is, this returns a new batch to
+        be tokenised ahead (at most one waits for a pass), once enough tokens are queued and no request has arrived for
+        a moment. The turn counts until `_end`; see `_Turn.holds`.
         """
         with self._changed:
             seen = -1  # length of the queue when it was last looked at
@@ -552,10 +553,7 @@ class Scheduler:
                 return
 
     def _fail_if_over(self, jobs: Sequence[AnyJob]) -> bool:
-        """Fail all jobs with ClosedError if all their clients have left, or the time of a shutdown is up.
-
-        Return whether they were failed.
-        """
+        """Fail jobs with ClosedError if all clients have left or a shutdown's time is up; return whether it did so."""
         is_late = time.monotonic() >= self._ends_at
         if not is_late and not all(job.future.has_left for job in jobs):
             return False

@@ -392,12 +392,18 @@ def _ratio(top: Array, bottom: Array) -> Array:
 
 
 def _share(totals: Array) -> Array:
-    """Return the accuracy `[...]` from sums `[..., 2]`: the number of right items (rows or words), and of all items."""
+    """Return the accuracy `[...]` from sums `[..., 2]`: the number of right items (rows or words), and of all items.
+
+    It is 0 if there are no items.
+    """
     return _ratio(totals[..., 0], totals[..., 1])
 
 
 def _f1(totals: Array) -> Array:
-    """Return the F1 score `[...]` from sums `[..., 3]`: the numbers of right, predicted and true spans or labels."""
+    """Return the F1 score `[...]` from sums `[..., 3]`: the numbers of right, predicted and true spans or labels.
+
+    It is 0 if none is predicted or true.
+    """
     return _ratio(2 * totals[..., 0], totals[..., 1] + totals[..., 2])
 
 
@@ -417,7 +423,10 @@ def _per_class_f1(totals: Array) -> tuple[Array, NDArray[np.bool_]]:
 
 
 def _macro_f1(totals: Array) -> Array:
-    """Return the mean F1 score `[...]` over the classes that are predicted or true, from summed confusion matrices."""
+    """Return the mean F1 score `[...]` over the classes that are predicted or true; 0 if there are none.
+
+    `totals` are summed, flattened confusion matrices `[..., classes * classes]`.
+    """
     scores, present = _per_class_f1(totals)
     return _ratio(scores.sum(-1), present.sum(-1).astype(float))
 
@@ -425,7 +434,7 @@ def _macro_f1(totals: Array) -> Array:
 def _f1_of_class(number: int, totals: Array) -> Array:
     """Return the F1 score `[...]` of the class with this number, from summed, flattened confusion matrices.
 
-    A class that is neither predicted nor true gets 0.
+    They are `[..., classes * classes]`. A class that is neither predicted nor true gets 0.
     """
     return _per_class_f1(totals)[0][..., number]
 
@@ -433,7 +442,7 @@ def _f1_of_class(number: int, totals: Array) -> Array:
 def _mcc(totals: Array) -> Array:
     """Return Matthews' correlation coefficient `[...]` from summed, flattened confusion matrices.
 
-    It is 0 if all predictions, or all true labels, are of one class.
+    They are `[..., classes * classes]`. The coefficient is 0 if all predictions, or all true labels, are of one class.
     """
     table = _matrix(totals.astype(float))
     true, predicted, total = table.sum(-1), table.sum(-2), table.sum((-1, -2))

@@ -85,7 +85,11 @@ class ClassResults(Results[Tensor, Answer]):
         return first_invalid_row(self.logits)
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
-        """Return metric -> score over the examples that have a label; errors as in `class_scores`."""
+        """Return metric -> score over the examples that have a label.
+
+        Raises DataError if no example has a label, UnknownNameError for an unknown metric, and ConfigError if a metric
+        needs a positive class and it is not clear which it is.
+        """
         return class_scores(metrics, *self._both(), self._task)
 
     def _both(self) -> tuple[Tensor, Tensor]:
@@ -208,7 +212,8 @@ def _has_label(targets: Tensor) -> Tensor:
 def class_scores(metrics: Sequence[str], logits: Tensor, targets: Tensor, task: TaskLike) -> dict[str, float]:
     """Return metric -> score of logits `[examples, classes]` against `targets`, the correct answers.
 
-    Raises the errors of `lamina.tasks.metrics` and of `positive_id`.
+    Raises DataError without examples, UnknownNameError for an unknown metric, and ConfigError if a metric needs a
+    positive class and it is not clear which it is (see `positive_id`).
     """
     if task.problem_type == "regression":
         return score.score_numbers(metrics, logits[:, 0].tolist(), targets.tolist())

@@ -324,7 +324,10 @@ def spans_of(tags: Sequence[int], labels: Sequence[str]) -> set[tuple[str, int, 
 
 
 def labelled_words(predictions: Tags, targets: Tags) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """Return the predicted and the true tags of each text, without the words that have no label (-100)."""
+    """Return the predicted and the true tags of each text, without the words that have no label (-100).
+
+    A text without labels stays, with () for both.
+    """
     texts = zip(predictions, targets, strict=True)
     known = ([pair for pair in zip(*rows, strict=True) if pair[1] != IGNORED] for rows in texts)
     both = [tuple(zip(*pairs, strict=True)) if pairs else ((), ()) for pairs in known]

@@ -42,10 +42,13 @@ class SpanError(LabelCellError):
 
 
 class UnplacedSpanError(SpanError):
-    """Raised when a span is not in its text, or cannot be turned into tags. Such a row may stay without labels.
+    """Raised when spans have a known form but give no tags. Such a row may stay without labels.
+
+    Either a span is not in its text, covers no word, shares a word with another or has several labels; or the annotator
+    skipped or rejected the row; or the row has several annotations.
 
     Attributes:
-        reason: What came and which spans are allowed, without what to do with the row.
+        reason: The message without its end, which says what to do with the row.
     """
 
     def __init__(self, got: str, rule: str, hint: str = "") -> None:
@@ -357,8 +360,9 @@ def _explained(mark: SpanMark, text: str) -> str:
 
 
 def tags_of_spans(text: str, words: Sequence[Span], spans: Collection[LabelledSpan]) -> list[str]:
-    """Return the IOB2 tag of each word of a text. A word gets the tag of the span with which it shares characters.
+    """Return the IOB2 tag of each word of a text.
 
+    A word gets the tag of the span with which it shares characters; other words get "O".
     `words` are ranges of characters. Raises UnplacedSpanError if two of `spans` share a word, or one shares characters
     with no word.
     """

@@ -314,8 +314,9 @@ class TokenClassificationKind(TextClassKind):
 class _TagResults(Results[Tensor, list[SpanAnswer]]):
     """Collects the logits of every word: the logits of the one token from which the word's tag is predicted.
 
-    Words that share a token, and words that the tokenizer drops, are tagged as `Pieces.spread` says. `parts` is the
-    result of `_parts`: a word of the data with several parts gets the tag of the first.
+    A word without a token starts as "O" (as the first label if there is no "O"). `Pieces.spread` then tags it, and the
+    words that share a token. `parts` is the result of `_parts`: a word of the data with several parts gets the tag of
+    the first.
     """
 
     def __init__(self, task: TaskLike, split: Split, inputs: EncodedInputs, parts: Sequence[Parts]) -> None:
@@ -413,7 +414,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return compare_tags(metrics, *self._both(), self._task.labels)
 
     def _both(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-        """Return the predicted and the true tags of each text, for the words that have labels."""
+        """Return the predicted and the true tags of each text, for the words that have labels; () if none has one."""
         return score.labelled_words([tags for _, tags in self._decided()], self._split.labels)
 
     def per_class(self) -> list[ClassRow]:

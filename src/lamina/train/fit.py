@@ -191,9 +191,9 @@ def fit(  # noqa: PLR0913
 
     Raises:
         UnknownNameError: If an option, a reader, a positive class, a key of a grid, or a needed split does not exist.
-        ConfigError: If an option or a task does not fit, a bank reads the whole model to be trained, the frozen model
-            of a bank has changed, a batch of readers does not fit in memory, the checkpoint to resume from belongs to
-            another run, or a tracker other than TensorBoard is not installed.
+        ConfigError: If there is no task, an option or a task does not fit, a bank reads the whole model to be trained,
+            the frozen model of a bank has changed, a batch of readers does not fit in memory, the checkpoint to resume
+            from belongs to another run, or a tracker other than TensorBoard is not installed.
         LayerIndexError: If a learning rate names a layer that does not exist.
         UnsupportedModelError: If layers have learning rates of their own, and the layers of the model cannot be found.
         DataError: If an image, an audio clip or recorded states cannot be read; or if rows have no label, no other task

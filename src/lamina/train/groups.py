@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 def tasks_by_name(op: str, tasks: Mapping[str, Task] | Task | str) -> dict[str, Task]:
     """Return learner name -> task. `tasks` is such a mapping, or a single task, whose own name is then the key.
 
+    {} stays {}: callers that need a task check that.
     Raises ConfigError, with `op` as the operation, if `tasks` is neither, or a value of the mapping is not a `Task`.
     """
     if isinstance(tasks, Task):
@@ -97,7 +98,7 @@ def max_length(runner: Runner, tasks: Mapping[str, KindedTask], requested: int |
 
     Args:
         runner: Runs the model, whose positions limit the length.
-        tasks: Learner name -> task. If their kinds have different limits, the largest is returned.
+        tasks: Learner name -> task, at least one. If their kinds have different limits, the largest is returned.
         requested: The length that the user asked for. None: the default of the kind.
 
     Raises:

@@ -414,7 +414,8 @@ def learning_rates(model: PreTrainedModel, options: FitOptions, rate: float) -> 
 
     Args:
         model: The model.
-        options: Options of the run; `layer_decay` and `layer_rates` are used.
+        options: Options of the run; `layer_decay` and `layer_rates` are used. In the latter, "inserted"
+            counts for inserted layers whatever selectors say.
         rate: Learning rate of the top block and of parameters outside the layers.
 
     Raises:
@@ -449,7 +450,8 @@ def learning_rates(model: PreTrainedModel, options: FitOptions, rate: float) -> 
 def _named_rates(model: PreTrainedModel, options: FitOptions) -> dict[tuple[str, int], float]:
     """Return (stack, layer) -> learning rate, for the layers that the selectors in `options.layer_rates` name.
 
-    A selector names layers of every stack; "head" and "inserted" are skipped. Raises LayerIndexError if no stack has
+    A selector names layers of every stack; "head" and "inserted" are skipped. If several selectors name a layer, the
+    last one counts. Raises LayerIndexError if no stack has
     such a layer, ConfigError if a key is not a selector, and the errors of `stacks`.
     """
     rates: dict[tuple[str, int], float] = {}

@@ -197,8 +197,8 @@ def cell_rows(
     """Run all methods on one portion of a data set, that is, on the rows drawn for training and for scoring.
 
     The model reads each text once. All seeds of one method are trained at the same time. Raises DataError if the data
-    set is missing, damaged or too small, UnknownNameError if a method does not exist, CacheError if the states do not
-    fit on the disk, and MissingExtraError if xgboost is chosen but not installed.
+    set is missing, damaged or too small, UnknownNameError if a method does not exist, MissingExtraError if xgboost is
+    chosen but not installed, and the errors of `States`.
 
     Args:
         model: The model, which is not changed.
@@ -207,8 +207,8 @@ def cell_rows(
         name: Name of the data set.
         point: Number of training rows in the setting "scarce", share of the positive class in "imbalance"; else None.
         settings: Settings of the benchmark, with the names of the methods.
-        kept: A folder that keeps the hidden states for later calls, or the states that the points of the set share.
-            None: a temporary folder.
+        kept: A folder that keeps the hidden states for later calls, or the `SetStates` of the data set, which all its
+            points share. None: a temporary folder.
 
     Returns:
         A row per method and seed: "method", "seed" (None without one), "metric" and "score" (AUC on the scored rows).
@@ -232,14 +232,21 @@ class States:
     """The hidden states of a portion's rows, and the methods that read them. The model runs when an instance is made.
 
     Args:
-        model: The model, which stays frozen and in eval mode.
+        model: The model. It is frozen and put in eval mode; the caller undoes that.
         processor: Its tokenizer. None: the one saved with the model.
         drawn: The rows to train on and to score.
         settings: Settings of the benchmark.
-        kept: Folder of the states, or the states that the points of the set share.
+        kept: Folder in which the states are stored and stay; or the `SetStates` of the data set, which all its points
+            share.
 
     Attributes:
-        seconds: Seconds that the model took to read the texts; if points share states, all texts of the set.
+        seconds: Seconds that the model took to read the texts; with `SetStates`, all texts of the set.
+
+    Raises:
+        CacheError: If the states cannot be cached or written, for example because the disk is full, or a state is NaN
+            or beyond the range of float16.
+        ConfigError, UnknownNameError: If an option in `settings.training` is not allowed or does not exist.
+        UnsupportedModelError: If the layers of the model cannot be found.
     """
 
     def __init__(
@@ -288,8 +295,8 @@ class States:
     def _read(self, bank: ReaderBank, group: Group, folder: str | Path) -> CachedStates:
         """Return the states of all layers for the rows of a group (the encoded rows of a split).
 
-        The model computes states that `folder` does not hold yet, and stores them there. `bank` has one reader, "all",
-        which needs all layers. Raises CacheError if the disk has no room for them.
+        The model computes states that `folder` does not hold yet, and stores them there as float16. `bank` has one
+        reader, "all", which needs all layers. Errors are those of `open_states` in mode "on".
         """
         size = self._options.scoring_batch_size
         settings = CacheSettings(mode="on", dtype="float16", folder=folder, batch_size=size)

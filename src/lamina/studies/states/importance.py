@@ -197,7 +197,8 @@ def contributions(bank: ReaderBank, text: Text, *, readers: Sequence[str] | str 
     Returns:
         A study with the columns "reader", "position" (in the model's input, from 0), "token", "layer", "measure"
         ("contribution") and "score": the contribution divided by the token's sum over layers, so that a token's scores
-        sum to 1. Readers with another fusion are listed in `settings["left_out"]`.
+        sum to 1 (or are all 0, where no layer adds anything). Readers with another fusion are listed in
+        `settings["left_out"]`.
 
     Raises:
         ConfigError: If a reader named in `readers`, or every reader, has another fusion; if there is no reader, or
