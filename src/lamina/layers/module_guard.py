@@ -133,7 +133,8 @@ class ModuleGuard:
     def _first_change(self) -> str | None:
         """Return the first change that counts, as a phrase for a message; None if none does.
 
-        Modules that passes of the model have replaced are looked up again; those that are gone are forgotten.
+        Modules that passes of the model have replaced are looked up again; those that are gone, or have another class
+        now, are forgotten.
         """
         for path, module in list(self._modules.items()):
             if type(module) is not (kind := self._kinds[path]):  # it has the paths of forgotten modules too
@@ -141,10 +142,11 @@ class ModuleGuard:
         for path, module in list(self._modules.items()):
             outer = self._outer(path)
             now = None if outer is None else without_adapters(outer)
-            if (now is None or type(now) is not type(module)) and not self._may_change(path):
+            is_gone = now is None or type(now) is not type(module)
+            if is_gone and not self._may_change(path):
                 kind = "nothing" if now is None else f"a {type(now).__name__}"
                 return f"'{path}' is {kind} now, not a {type(module).__name__}"
-            if now is None:
+            if now is None or is_gone:
                 # another thread's pass may find the same change at the same time, and forget the module first
                 self._modules.pop(path, None)
                 self._settings.pop(path, None)

@@ -281,17 +281,17 @@ def _just_above(score: float, scores: Sequence[float]) -> float:
     `score` up to rounding: half-way between the highest of them and the next higher score, or close above `score` if
     there is none. If `score` is -inf (no score), the threshold lies closely below the next higher score.
     """
-    least = score + 2 * _rounding(score)
+    least = score + 2 * rounding(score)
     tie = max((other for other in scores if score <= other <= least), default=score)
     above = min((other for other in scores if least < other < math.inf), default=None)
     if above is None:
         return least
     if tie == -math.inf:  # a text without a score, which rounding cannot lift
-        return above - 2 * _rounding(above)
+        return above - 2 * rounding(above)
     return max(least, tie / 2 + above / 2)  # a sum could be infinite
 
 
-def _rounding(score: float) -> float:
+def rounding(score: float) -> float:
     """Return the largest difference that batch size or attention kernel may make to `score`; 0 for -inf (no score).
 
     Scores from 0 to 1 differ by at most 1.1e-5, and by less near 0 and 1, where a probability changes less than its

@@ -21,8 +21,8 @@ from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, NotFiniteError, check_known, require_packages
 from lamina.layers.types import tokenizer_of
 from lamina.monitors import Calibration, Cascade, DriftSketch, Monitor, ReplyFacts
-from lamina.monitors.calibration import Facts, Unit
-from lamina.monitors.token_rate import alarms_per_thousand, threshold_per_thousand
+from lamina.monitors.calibration import Facts, Unit, allowed_positives, rounding
+from lamina.monitors.token_rate import TokenRateTest, alarms_per_thousand, threshold_per_thousand
 from lamina.prediction.evaluate import scoring_groups
 from lamina.tasks.metrics import named_class
 from lamina.train.bank_runner import BankRunner
@@ -71,7 +71,8 @@ def calibrate(  # noqa: PLR0913
     A monitor flags a text if its score reaches the threshold at any token, so the highest score of each text is what
     counts. Special tokens and rows without a label are left out. In a pair whose second text is labelled word by word,
     the first text is left out too. A text that is too long is scored in windows, and its highest score counts. A
-    warning is logged if the monitor does no better than chance.
+    warning is logged if the monitor does no better than chance, or if texts with the same highest score keep it from
+    flagging half of the negative texts that the rate allows.
 
     Args:
         bank: The bank with the monitor's readers, trained.
@@ -153,6 +154,7 @@ def calibrate(  # noqa: PLR0913
         guarantee=guarantee,
         **facts,
     )
+    warn_of_ties("calibrate", scored, positives, calibration)
     chosen = {"threshold": calibration.threshold, "calibration": calibration}
     if isinstance(monitor, Cascade):
         monitor = replace(monitor, second=replace(monitor.second, **chosen))
@@ -256,6 +258,34 @@ class TextScores:
         caught = [count for count, at, bad in zip(until, reached, positive, strict=True) if bad and len(at)]
         mean = float(np.mean(caught)) if caught else None
         return replace(rates, alarms_per_thousand=per_thousand, alarms_interval=interval, tokens_to_flag=mean)
+
+
+def warn_of_ties(op: str, scores: TextScores, positive: Sequence[bool | None], found: Calibration) -> None:
+    """Log a warning if equal highest scores keep the threshold of `found` from flagging half of the negatives allowed.
+
+    Such texts are flagged together or not at all. `found` was chosen on `scores`, and `positive` says which of the
+    texts should be flagged; `op` begins the message. Nothing is logged if the threshold was given.
+    """
+    highest = scores.highest()
+    order = sorted((at for at, flag in enumerate(positive) if flag is False), key=highest.__getitem__, reverse=True)
+    flagged = sum(highest[at] >= found.threshold for at in order)
+    count, below = 2 * flagged + 1, [highest[at] for at in order[flagged:]]
+    ties = sum(score >= below[0] - 2 * rounding(below[0]) for score in below) if below else 0
+    if found.target is None or ties <= max(1, flagged) or below[0] == -math.inf:
+        return
+    sure = found.confidence if found.guaranteed else None
+    if found.per == "reply":
+        is_allowed = count <= allowed_positives(len(order), found.target, sure)
+    else:
+        read = [int(scores.running[at].argmax()) + 1 for at in order[:count]]
+        test = TokenRateTest([len(scores.running[at]) for at in order], found.target, sure)
+        is_allowed = test.passes(range(count), read)
+    if is_allowed:
+        logger.warning(
+            "%s: the threshold flags %d of %d negative texts, and the rate allows at least %d. %d texts have the same "
+            "highest score, %.4g, and are flagged together or not at all. Try another aggregation, or a higher rate.",
+            *(op, flagged, len(order), count, ties, below[0]),
+        )
 
 
 def score_texts(

@@ -24,7 +24,7 @@ from lamina.layers.types import tokenizer_of
 from lamina.monitors import EMA, Calibration, LastScore, MeanScore, Monitor, RollingMax
 from lamina.monitors.calibration import Unit, needed_negatives
 from lamina.monitors.token_rate import TokenRateTest
-from lamina.prediction.calibrate import TextScores, score_texts, today
+from lamina.prediction.calibrate import TextScores, score_texts, today, warn_of_ties
 from lamina.prediction.evaluate import scoring_groups
 from lamina.prediction.reply_file import SHARES, LabelledReply, ReplyColumns, divide, read_labels, replies_of
 from lamina.store.bank_folder import claimed_output
@@ -233,7 +233,7 @@ def monitor(  # noqa: PLR0913
         part: score([best], tasks[part], features=part == "calibration")["monitor"] for part in ("calibration", "test")
     }
     facts = {"task": Path(train).name, "split": "test", "target": rate, "guaranteed": True, "per": per}
-    found = replace(promise.rates(unseen, parts), **facts, data=digest, date=today())
+    found = replace(promise.rates(unseen, parts, warns=True), **facts, data=digest, date=today())
     best = replace(best, threshold=found.threshold, calibration=found, sketch=unseen["calibration"].sketch())
     rival = _tfidf_recall(parts, unseen, promise)
     trained = TrainedMonitor(
@@ -468,11 +468,12 @@ class _Promise:
         check_inside("monitor", "the rate", self.rate, 1 if self.per == "reply" else 1000)
         check_inside("monitor", "confidence", self.confidence, usual=0.95)
 
-    def rates(self, scores: Mapping[str, TextScores], parts: Parts) -> Calibration:
+    def rates(self, scores: Mapping[str, TextScores], parts: Parts, *, warns: bool = False) -> Calibration:
         """Choose a threshold that guarantees the promised rate on "calibration", and return its rates on "test".
 
-        `scores` and `parts` have the scores and the replies of both. Raises ConfigError if all replies of a part are
-        good or all are bad, or there are too few good ones to choose a threshold.
+        `scores` and `parts` have the scores and the replies of both. `warns`: whether to call `warn_of_ties`. Raises
+        ConfigError if all replies of a part are good or all are bad, or there are too few good ones to choose a
+        threshold.
         """
 
         def measured(part: str, threshold: float | None) -> Calibration:
@@ -485,7 +486,10 @@ class _Promise:
                 guarantee=True,
             )
 
-        return measured("test", measured("calibration", None).threshold)
+        chosen = measured("calibration", None)
+        if warns:
+            warn_of_ties("monitor", scores["calibration"], [one.positive for one in parts["calibration"]], chosen)
+        return measured("test", chosen.threshold)
 
 
 def _tfidf_recall(parts: Parts, unseen: Mapping[str, TextScores], promise: _Promise) -> float | None:

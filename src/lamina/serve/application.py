@@ -308,7 +308,7 @@ def _add_openai(app: FastAPI, scheduler: Scheduler, name: str) -> None:
         categories = responses.categories_of(bank)
         future = scheduler.ask(texts, [*categories], truncate=body.cuts, bank=bank)
         answers = await wait_while_connected(request, future, scheduler.settings.request_timeout)
-        return responses.moderation(answers, categories, body.model or "lamina")
+        return responses.moderation(answers, categories, body.model or name)
 
     @app.get("/v1/models", responses=_OPENAI_PROBLEMS)
     async def models() -> dict[str, object]:

@@ -327,3 +327,17 @@ def test_a_change_while_the_bank_listens_leaves_the_main_job_alone(bank: ReaderB
     assert torch.equal(states, bank.model(**batch).last_hidden_state)
     with pytest.raises(ConfigError, match=MATCH):
         heard[first(bank)]
+
+
+def test_attention_that_a_model_replaces_for_short_texts_is_no_change():
+    """BigBird reads short texts with full attention, and puts another module in its place for good."""
+    model = FAMILIES["big_bird"].build()
+    model.set_attention_type("block_sparse")
+    bank = tiny_bank(model).eval()
+    ids = torch.arange(9).unsqueeze(0) + 5
+    first_pass = bank(input_ids=ids)[first(bank)].logits
+    assert torch.equal(bank(input_ids=ids)[first(bank)].logits, first_pass)
+    assert torch.equal(copy.deepcopy(bank)(input_ids=ids)[first(bank)].logits, first_pass)
+    model.encoder.layer[0].attention.output.dense = nn.Identity()
+    with pytest.raises(ConfigError, match=MATCH):
+        bank(input_ids=ids)

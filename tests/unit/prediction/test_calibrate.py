@@ -233,3 +233,28 @@ def test_training_either_reader_of_a_cascade_removes_it():
     bank["spans"].info["monitors"].update(damaged)
     fit(bank, {"whole": task}, max_steps=1, progress=False)
     assert bank["spans"].monitors.keys() == {"other", *damaged}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"per": "1000 tokens", "false_positive_rate": 8}, {"guarantee": True, "false_positive_rate": 0.12}]
+)
+def test_equal_highest_scores_that_use_up_less_than_half_of_the_rate_are_named(
+    options: Any, caplog: pytest.LogCaptureFixture
+):
+    """Most of 99 negatives are the same text; one is higher, and the rate of 5 % allows 4 of them to be flagged."""
+    bank = fitted()
+    monitor = Monitor("whole", "bad", MeanScore())
+    texts = sorted(
+        ("not fun and slow paris", "the film is good", "a film is good"), key=lambda t: -plain_highest(bank, monitor, t)
+    )
+    rows = [(texts[0], "fine"), *[(texts[1], "fine")] * 90, *[(texts[2], "fine")] * 8, *[("not bad slow", "bad")] * 30]
+    parts = {"validation": [{"text": text, "label": label} for text, label in rows]}
+    task = Task.from_dataset("sequence_classification", parts, text="text", label="label", labels=("bad", "fine"))
+    found = calibrate(bank, monitor, task, store=False, **{"false_positive_rate": 0.05, **options}).calibration
+    assert found is not None
+    assert found.false_positive_rate == 1 / 99
+    told = [record.getMessage() for record in caplog.records if "same highest score" in record.getMessage()]
+    assert "flags 1 of 99 negative texts, and the rate allows at least 3. 90 texts" in told[0]
+    calibrate(bank, monitor, task, store=False, false_positive_rate=0.011)
+    calibrate(bank, monitor, task, store=False, threshold=found.threshold)
+    assert len(told) == len([record for record in caplog.records if "same highest score" in record.getMessage()])

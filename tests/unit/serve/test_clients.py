@@ -124,6 +124,7 @@ def test_openai_moderates_texts_and_parts(address: str):
     parts = moderations.create(input=[{"type": "text", "text": TEXTS[0]}])
     assert (len(one.results), len(two.results)) == (1, 2)
     assert parts.results == one.results
+    assert (one.model, moderations.create(input="a", model="mine").model) == ("tiny", "mine")
 
 
 def infer(address: str, model: str, *, binary: bool, outputs: Any = None, **more: Any) -> Any:
