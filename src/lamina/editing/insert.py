@@ -51,6 +51,8 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
 ) -> Edit:
     """Insert linear layers A(x) = act(W) x, without bias, into a model's blocks or after its convolutions, in place.
 
+    If an error is raised, the model is unchanged.
+
     Args:
         model: A transformers model of a family in `lamina.layers.roles` (`ROLES`, or `CONVOLUTIONS` for position
             "convolution").

@@ -34,7 +34,7 @@ def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Ed
         stack: Name of the stack. None: the only one, or the encoder. A model with towers (CLIP) has no default.
 
     Returns:
-        The edit; its `layers` are the removed blocks.
+        The edit; its `layers` are the removed blocks, and its `parameters` those that are gone, under their old names.
 
     Raises:
         ConfigError: If `keep` is not an int in range, the shape of another part of the model depends on the depth, no
@@ -67,7 +67,8 @@ def keep_(model: PreTrainedModel, layers: Selector, *, stack: str | None = None)
         stack: Name of the stack. None: the only one, or the encoder. A model with towers (CLIP) has no default.
 
     Returns:
-        The edit; its `layers` are the removed blocks. If nothing would change, it is not recorded.
+        The edit; its `layers` are the removed blocks, and its `parameters` those that are gone, under their old names.
+        If nothing would change, both are empty and the edit is not recorded.
 
     Raises:
         ConfigError: If `layers` is no valid selector, no block would stay, the family cannot have this order of blocks,

@@ -96,7 +96,8 @@ def edits(model: PreTrainedModel) -> list[Edit]:
 def names_now(made: Sequence[Edit], number: int) -> dict[str, list[str]]:
     """Return recorded name -> present names, for the parameters of the edit with index `number` in the list `made`.
 
-    A parameter in a block that was cut off has no name any more. A parameter in a repeated block has several.
+    The list is empty for a parameter in a block that was cut off, and has several names for one in a repeated block.
+    Later merges are not followed: the weight of a merged layer keeps its name here.
     """
     names = {name: [name] for name in made[number].parameters}
     for later in made[number + 1 :]:

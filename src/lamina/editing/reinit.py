@@ -45,6 +45,8 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
 ) -> Edit:
     """Set blocks of a model to new random weights, in place. Layers that `insert_` inserted keep their weights.
 
+    If an error is raised, the model is unchanged.
+
     Args:
         model: A transformers model; any family whose blocks Lamina finds.
         layers: Layer selector; layer i is block i, and "all" is every block.

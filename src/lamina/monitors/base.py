@@ -72,7 +72,7 @@ class Aggregation(ABC):
 
         Returns:
             Running scores in float64. Padding repeats the score of the token before it; before the first token it is
-            NaN.
+            NaN. Without tokens, the result is `[batch, 0]`.
         """
         return RunningScore(self).add(scores, mask)
 

@@ -122,7 +122,7 @@ class Calibration:
 
         Args:
             highest: Highest running score of each text; -inf for a text without a score.
-            positive: For each text, whether it should be flagged: True or False.
+            positive: For each text, whether it should be flagged: True or False, or 1 or 0.
             false_positive_rate: Fraction of the negative texts that may be flagged, above 0 and below 1. No effect
                 beside a `threshold`.
             threshold: Measure the rates of this threshold. None: choose one.
@@ -251,8 +251,8 @@ def lowest_threshold(negatives: Sequence[float], highest: Sequence[float], allow
     """Return the lowest threshold that flags at most `allowed` of the negative texts.
 
     `negatives` are the highest scores of the negative texts, in descending order; `highest` are those of all texts.
-    Raises ConfigError if no text has a score, or if the first monitor of a cascade alone (score inf) flags more than
-    `allowed`.
+    `allowed` is at least 0 and less than the number of negative texts. Raises ConfigError if no text has a score, or if
+    the first monitor of a cascade alone (score inf) flags more than `allowed`.
     """
     if not any(map(math.isfinite, highest)):
         problem = "no text has a token that is scored"
@@ -279,7 +279,8 @@ def _just_above(score: float, scores: Sequence[float]) -> float:
     Texts with a common prefix often have the same highest score up to rounding, which changes with the batch and the
     attention kernel. So the threshold lies above all entries of `scores` (the highest scores of all texts) that equal
     `score` up to rounding: half-way between the highest of them and the next higher score, or close above `score` if
-    there is none. If `score` is -inf (no score), the threshold lies closely below the next higher score.
+    there is none. If `score` is -inf (no score), the threshold lies closely below the next higher score; there is one,
+    as `lowest_threshold` has checked.
     """
     least = score + 2 * rounding(score)
     tie = max((other for other in scores if score <= other <= least), default=score)

@@ -40,7 +40,7 @@ class Cascade:
             a text below its threshold is never flagged.
         second: The larger monitor. `lamina.monitors.calibrate` on the cascade chooses its threshold.
         sure: Score of the first monitor that flags the text without the second. None: no score does.
-        name: Name of the cascade. None: the second monitor's name.
+        name: Name of the cascade. None or "": the second monitor's name.
 
     Raises:
         ConfigError: If the first monitor has no threshold, or its threshold is not below `sure`; or an option has a
@@ -93,7 +93,10 @@ class Cascade:
 
     @classmethod
     def from_dict(cls, fields: JSONObject) -> Self:
-        """Build a cascade from the fields that `to_dict` returned; raise the errors of `Cascade` and `Monitor`."""
+        """Build a cascade from the fields that `to_dict` returned.
+
+        Raises the errors of `Cascade` and of `Monitor.from_dict`.
+        """
         both = {key: Monitor.from_dict(fields[key]) for key in ("first", "second")}
         return cls(**{**fields, **both})
 

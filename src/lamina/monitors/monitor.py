@@ -53,7 +53,7 @@ class Monitor:
         scale: What a token's score is: "probability", or "log_odds", the logarithm of the odds of the flagged labels
             against all others, or of an independent label. For a regression reader it is the predicted value on either
             scale.
-        name: Name of the monitor. None: the reader's name.
+        name: Name of the monitor. None or "": the reader's name.
         calibration: How `lamina.monitors.calibrate` chose the threshold. None: it did not.
         sketch: Scores, lengths and projected features of the calibration's replies, which `watch_drift` needs; or None.
 
@@ -200,7 +200,11 @@ class Monitor:
 
     @classmethod
     def from_dict(cls, fields: JSONObject) -> Monitor:
-        """Build a monitor from the fields that `to_dict` returned; raise the errors of `Monitor` and `Aggregation`."""
+        """Build a monitor from the fields that `to_dict` returned.
+
+        Raises the errors of `Monitor`, of `DriftSketch.from_dict` and of the aggregation; UnknownNameError if there is
+        no such aggregation.
+        """
         calibration = None if fields["calibration"] is None else Calibration(**fields["calibration"])
         aggregate = AGGREGATIONS.from_dict(fields["aggregate"])
         width = (fields := dict(fields)).pop("sketch_width", None)

@@ -305,7 +305,7 @@ class DriftWatcher:
         """Test one reply. Return the alarm of this run of the test, or None while there is none.
 
         A run without an alarm ends after 10,000 replies, and the next reply begins a new run. After an alarm, replies
-        are only counted.
+        are only counted. A reply that is refused does not count.
 
         Raises:
             ConfigError: If the reply's score or a feature is NaN, or the sketch was made from another number of

@@ -30,8 +30,8 @@ _GUESS, _WEIGHT = 100, 0.1  # guess of a text's length in tokens, and how many t
 def alarms_per_thousand(alarms: int, tokens: int, confidence: float = 0.95) -> tuple[float, Interval]:
     """Return the alarms per thousand tokens, and the interval of this rate: Garwood's, exact for a Poisson count.
 
-    `alarms` is the number of texts with an alarm, `tokens` the number of tokens that were read, and `confidence` the
-    confidence level of the interval.
+    `alarms` is the number of texts with an alarm, `tokens` the number of tokens that were read (0 counts as 1), and
+    `confidence` the confidence level of the interval.
     """
     from scipy.stats import chi2
 
@@ -106,7 +106,11 @@ class TokenRateTest:
         return bool(growth >= -math.log1p(-self._confidence))
 
     def needed_tokens(self) -> int:
-        """Return about how many tokens the test needs, in texts as long as `lengths`, if no text raises an alarm."""
+        """Return about how many tokens the test needs, in texts as long as `lengths`, if no text raises an alarm.
+
+        Without a confidence level, or if all lengths are 0, it is the number of tokens for which the rate allows one
+        alarm.
+        """
         per_token = self._rate / 1000
         if self._confidence is None or not self._lengths.sum():
             return math.ceil(1 / per_token - 1e-9)
@@ -127,9 +131,9 @@ def threshold_per_thousand(
             these.
 
     Raises:
-        ConfigError: If the rate or the confidence level is out of range; if all texts have the same label; if no text
-            has a score, or one is NaN; if the negative texts have too few tokens for the rate; or if the first monitor
-            of a cascade alone raises too many alarms.
+        ConfigError: If the rate or the confidence level is out of range; if all texts have the same label, or an entry
+            of `positive` is neither true nor false; if no text has a score, or one is NaN; if the negative texts have
+            too few tokens for the rate; or if the first monitor of a cascade alone raises too many alarms.
     """
     highest = [float(own.max(initial=-math.inf)) for own in running]
     ordered, _ = by_label(highest, positive)

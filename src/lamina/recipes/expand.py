@@ -37,7 +37,8 @@ def expand_recipe(
 
     Args:
         recipe: The recipe.
-        options: Options of `lamina.fit` that replace those under `fit` of the recipe.
+        options: Options of `lamina.fit` that replace those under `fit` of the recipe. Options that a task, reader,
+            method or grid sets itself stay; `evaluate: test` sets `test`.
         tasks: Task name -> task, whose labels the heads get. None: the labels that the recipe names.
     """
     check_options(options)

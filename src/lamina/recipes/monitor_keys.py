@@ -90,9 +90,9 @@ def add_monitors(
 
     `specs` is run name -> run, and `rows` has one row of results per run: if a reader has several runs, the one with
     the best validation score is watched. A monitor whose reader was not trained (because of `only`) is left out with a
-    warning. Raises ConfigError if a monitor does not fit its reader, or there are too few texts for its rate;
-    UnknownNameError if the reader lacks a flagged label, or the task lacks the split. Other errors are those of
-    `calibrate`.
+    warning. If a monitor fails, those before it stay in the bank. Raises ConfigError if a monitor does not fit its
+    reader, or there are too few texts for its rate; UnknownNameError if the reader lacks a flagged label, or the task
+    lacks the split. Other errors are those of `calibrate`.
     """
     rates: list[TableRow] = []
     for name, keys in monitors.items():

@@ -109,7 +109,7 @@ def run_recipe(
     UnknownNameError if an option, or a metric of a task, does not exist; DataError if the data of a task cannot be read
     or used; StoreError if the output folder cannot be written, or a file in it is damaged; MissingExtraError if SciPy
     (for several seeds or repeats) or a package of a metric is missing. Readers that share passes also raise the errors
-    of `lamina.load` and `lamina.fit`.
+    of `lamina.load`, `lamina.fit` and, with monitors, `lamina.monitors.calibrate`; methods those of their edits.
 
     Args:
         recipe: The recipe, from `load_recipe`.
@@ -433,8 +433,8 @@ def _open_session(source: bytes) -> tuple[_Session, dict[str, RunSpec], Separate
 
     `source` is a pickled tuple: working directory, recipe, data folder, output folder, batches that fit the memory (by
     run), and options of `lamina.fit`. Calls with an equal `source` share one session. The process changes to that
-    working directory. Without an output folder, None is returned
-    in place of the files. Raises the errors of `load_tasks` and `_Session.expand`.
+    working directory. Without an output folder, None is returned in place of the files. Raises the errors of
+    `load_tasks` and `_Session.expand`.
     """
     directory, recipe, data, folder, batches, options = pickle.loads(source)
     os.chdir(directory)

@@ -87,7 +87,7 @@ def _with_data(body: bytes, size: str, max_depth: int) -> object:
 
 
 def _strings(data: bytes, size: int) -> list[str]:
-    """Return the texts of a BYTES tensor; each text follows its length in 4 bytes.
+    """Return the texts of a BYTES tensor; each text follows its length in 4 bytes. Empty data has no texts.
 
     Raises:
         ValueError: If `data` does not have `size` bytes, or the last text is incomplete.
@@ -188,7 +188,7 @@ def kserve_output(bank: ReaderBank, task: str, predictions: Sequence[JSON]) -> J
     """Return a task's tensor, with a row for each of its predictions about texts: its name, datatype, shape and data.
 
     The data is flat, row by row. Scores have the datatype "FP32" and a column per label; predictions without scores,
-    such as spans, become JSON texts of the datatype "BYTES".
+    such as spans, become JSON texts of the datatype "BYTES". Without predictions, the tensor is of "BYTES" and empty.
     """
     rows = [prediction for prediction in predictions if isinstance(prediction, dict)]
     if rows and "probabilities" in rows[0]:

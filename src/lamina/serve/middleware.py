@@ -130,7 +130,8 @@ class RequestGuard:
     async def _body(self, receive: Receive) -> bytes | Refusal:
         """Receive a request's body, and return it, or a refusal if it is too large.
 
-        A body that is too large is not received to its end. If the client disconnects, the part so far is returned.
+        A body that is too large is not received to its end. If the client disconnects, the part so far is returned,
+        b"" if nothing has come.
         """
         parts: list[bytes] = []
         size, more = 0, True

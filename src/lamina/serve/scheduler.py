@@ -205,14 +205,14 @@ class Scheduler:
         """Replace the bank by `served` for all later requests. The old bank answers those that were accepted before.
 
         If ONNX Runtime answers, an export of the new bank may start in the background; see `ServedEngine.follow`.
-        Raises ConfigError if the new bank has no reader.
+        Raises ConfigError if the new bank has no reader, or its frozen model has changed; the old bank then stays.
         """
         if not len(served.bank):
             raise ConfigError("serve: the bank would have no reader; at least one is needed.")
+        self.engine.follow(served.bank)  # first, as it may fail
         with self._changed:
             self.served = served
             self._workers.clear()  # they hold the old bank, which can be freed once its last request is answered
-        self.engine.follow(served.bank)
 
     @property
     def is_open(self) -> bool:
@@ -342,7 +342,8 @@ class Scheduler:
     def end(self, within_s: float) -> None:
         """Let requests that are not answered after `within_s` seconds fail with ClosedError; return at once.
 
-        After that time, requests that wait for a pass fail at once; for others, the pass that is running is the last.
+        After that time, requests that wait for a pass fail at once; for others, the pass that is running is the last. A
+        second call can only make that time earlier.
         """
         self._ends_at = min(self._ends_at, time.monotonic() + within_s)
         self._timer = Timer(within_s, self._fail_waiting)

@@ -103,7 +103,10 @@ def near_end(tokenizer: Tokenizer, text: str, most: int, side: Side) -> str:
 
 
 def token_ends(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the positions in a text at which it may be cut: 0, and the end of each token that is not special."""
+    """Return the positions in a text at which it may be cut: 0, and the end of each token that is not special.
+
+    The tokenizer must be a fast one. [0] for a text without tokens.
+    """
     return [0, *(end for _, end in _tokens(tokenizer, text, return_offsets_mapping=True)["offset_mapping"])]
 
 

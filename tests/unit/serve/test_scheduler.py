@@ -681,6 +681,19 @@ def test_a_replaced_bank_is_freed(make: Callable[..., Scheduler]):
     assert gone() is None
 
 
+def test_a_bank_that_cannot_be_served_replaces_nothing(make: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch):
+    scheduler = make()
+    served, new = scheduler.served, tiny_bank(scheduler.bank.model)
+
+    def fail(_: object, _bank: ReaderBank) -> None:
+        raise ConfigError("the frozen model has changed")
+
+    monkeypatch.setattr(type(scheduler.engine), "follow", fail)
+    with pytest.raises(ConfigError, match="has changed"):
+        scheduler.serve(ServedBank(new, 2, dict.fromkeys(new, 2)))
+    assert scheduler.served is served
+
+
 def test_large_files_share_no_batch(make: Callable[..., Scheduler]):
     scheduler = make(max_batch_tokens=16384)
     slow, _ = held(scheduler)

@@ -175,7 +175,10 @@ class TextGenerator:
                 self._on_text(streamer.first - generation.since, per_token_s, streamer.count)
 
     def end(self, within_s: float) -> None:
-        """Accept no more texts; those not complete after `within_s` seconds fail with ClosedError. Return at once."""
+        """Accept no more texts; those not complete after `within_s` seconds fail with ClosedError. Return at once.
+
+        A second call can only make that time earlier.
+        """
         with self._lock:
             self._ends_at = min(self._ends_at, time.monotonic() + within_s)
             for generation in self._running:
