@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _PROCESSOR = "_lamina_processor"  # attribute of a model object: its processor, if a task changed the image size
 LEARNT = "lamina_learnt"  # entry of a model's config: what `Kind.learnt` returned when the model was fine-tuned
 _NO_PADDING = "no padding token is defined"  # in the error of transformers' classifiers that read a text's last token
+_ALL_COUNT = ("regression", "multi_label")  # problem types for which the losses of transformers ignore no label
 _IMAGE_SIZE = "Leave image_size out, or set the processor to the model's size."
 
 
@@ -249,16 +250,25 @@ class ModelRunner(Runner):
     ) -> list[Tensor]:
         """Return a list with one item: the loss of the model's own head for a batch.
 
-        The loss is 0 for a batch in which every label is ignored, because the mean over no labels would be NaN.
+        Only rows with a label count. If there are none, the loss is 0, because the mean over no labels would be NaN.
         """
         del states
         (name,) = names
-        out = self._forward(batch, labels[name])
-        return [out.loss if self.count_labels(name, labels[name]) else out.logits.sum() * 0.0]
+        own = labels[name]
+        rows = self._is_label(own).reshape(len(own), -1).any(1)
+        if self.task.problem_type in _ALL_COUNT and rows.any():
+            batch, own = {key: values[rows] for key, values in batch.items()}, own[rows]
+        out = self._forward(batch, own)
+        return [out.loss if rows.any() else out.logits.sum() * 0.0]
 
     def count_labels(self, name: str, labels: Tensor) -> float:  # noqa: ARG002
-        """Return the number of labels that count in the loss: all if they are floats, else those that are not -100."""
-        return labels.numel() if labels.is_floating_point() else int((labels != IGNORED).sum())
+        """Return the number of labels that count in the loss: those that are not NaN, -100 or, for a class set, -1."""
+        return int(self._is_label(labels).sum())
+
+    def _is_label(self, labels: Tensor) -> Tensor:
+        if labels.is_floating_point():
+            return ~labels.isnan()
+        return labels >= 0 if self.task.problem_type == "multi_label" else labels != IGNORED
 
     def outputs(
         self, batch: dict[str, Tensor], labels: Tensor | None, names: Sequence[str], states: States | None

@@ -272,6 +272,26 @@ def test_a_part_is_scored_without_training():
         scored(bert("AutoModel"), task, "train", tiny_tokenizer())
 
 
+@pytest.mark.parametrize("size", [1, 3, 40])
+@pytest.mark.parametrize(("make", "classes", "gap"), [(length_of_text, 1, np.nan), (several, 3, (-1, -1, -1))])
+def test_rows_without_a_label_give_no_loss(make: Any, classes: int, gap: Any, size: int):
+    task = make()
+    train = task.split("train")
+    gaps = [gap if row % 3 else label for row, label in enumerate(train.labels)]
+    masked = replace(task, splits={**task.splits, "train": train.with_labels(gaps)})
+    kept = replace(task, splits={**task.splits, "train": train.select_rows(range(0, 40, 3))})
+    models = bert(labels=classes), bert(labels=classes)
+    # one step of plain gradients over all rows, whatever batches they come in
+    how: dict[str, Any] = {"batch_size": size, "optimizer": "sgd", "momentum": 0.0, "schedule": "constant"}
+    for model, one in zip(models, (masked, kept), strict=True):
+        count = -(-len(one.split("train")) // size)
+        result = tune(model, one, **how, gradient_accumulation_steps=count, max_grad_norm=0, learning_rate=0.1)
+        assert result.unlabelled == ({task.name: 26} if one is masked else {})
+    assert tensors(models[0]).keys() == tensors(models[1]).keys()
+    for key, value in tensors(models[0]).items():
+        assert torch.allclose(value, tensors(models[1])[key], atol=1e-5), key
+
+
 def test_scores_of_the_best_epoch_and_how_long_it_took():
     result = tune(bert(), pairs(), epochs=2)
     row = result.history[int(result.best["pairs"]["epoch"]) - 1]
