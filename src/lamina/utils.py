@@ -24,7 +24,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 from packaging.requirements import Requirement
 
-from lamina.errors import ConfigError, ErrorTypes, StoreError, begin_with, convert_errors
+from lamina.errors import ConfigError, ErrorTypes, LaminaError, StoreError, begin_with, convert_errors
 
 # What a JSON file can hold; an object of such a file: key -> JSON; and one row of a table: column -> value.
 JSON: TypeAlias = bool | int | float | str | Sequence[Any] | Mapping[str, Any] | None
@@ -447,6 +447,28 @@ def barrier() -> None:
     """Wait until every process of a distributed run has called this; return at once in a single process."""
     if (group := _group()) and group.get_world_size() > 1:
         group.barrier()
+
+
+def run_in_first(work: Callable[[], object]) -> None:
+    """Call `work` in the first process of a distributed run; if it raises there, raise the error in every process.
+
+    All processes must call this, and return together. A single process just calls `work`.
+    """
+    problem: Exception | None = None
+    if rank() == 0:
+        try:
+            work()
+        except Exception as error:  # errors of any type, or the other processes would wait for ever
+            problem = error
+    if (group := _group()) and group.get_world_size() > 1:
+        # an error of another package may not survive pickling
+        is_own = problem is None or isinstance(problem, LaminaError)
+        sent = [problem if is_own else RuntimeError(f"the first process failed: {problem!r}")]
+        group.broadcast_object_list(sent)
+        group.barrier()  # the first process, which only sends, may not end before the others have received
+        problem = problem or sent[0]
+    if problem is not None:
+        raise problem
 
 
 def least_of_all(number: int, device: object) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,9 +17,12 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from tests.support.in_processes import BANKS, MODELS, run
 from tests.support.stored import save_base
+from tests.support.training import reader, tiny_bank, yes_no
 from torch.multiprocessing import start_processes
 
+from lamina import fit
 from lamina.cli import main
+from lamina.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,10 +58,40 @@ def command_as_rank(rank: int, folder: Path, port: int) -> None:
             raise RuntimeError(f"lamina train ended with code {ended.value.code}")
 
 
+def full_disk(*_: object, **__: object) -> None:
+    raise StoreError("save: it cannot be written.") from OSError(28, "No space left on device")
+
+
+def fail_as_rank(rank: int, folder: Path, port: int) -> None:
+    """Train as one of two processes, of which the first cannot write its output; write the error's text."""
+    become(rank, port)
+    signal.alarm(60)  # ends a process that waits for the other one
+    for name in BROKEN:
+        bank = tiny_bank({"a": reader(yes_no())})
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(f"lamina.{name}", full_disk)
+            with pytest.raises(StoreError) as caught:
+                fit(bank, {"a": yes_no()}, output=folder / "out", epochs=1, batch_size=8, progress=False)
+        (folder / f"{name}.{rank}").write_text(str(caught.value))
+
+
 def fork_two(folder: Path, *names: str, work: Callable[..., None] = train_as_rank) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     start_processes(work, args=(folder, port, *names), nprocs=2, start_method="fork")
+
+
+BROKEN = [f"train.training_run.{name}" for name in ("claimed_output", "check_room")]
+BROKEN += ["train.checkpoint._remove", "train.checkpoint.save_file", "train.training_run.save_bank"]  # in this order
+
+
+def test_a_write_that_fails_in_one_process_ends_both_with_one_sentence(tmp_path: Path):
+    (tmp_path / "out" / "checkpoints" / "checkpoint-1").mkdir(parents=True)  # of an earlier run, to be removed
+    fork_two(tmp_path, work=fail_as_rank)
+    for name in BROKEN:
+        first, second = ((tmp_path / f"{name}.{rank}").read_text() for rank in range(2))
+        assert first == second
+        assert "cannot be written" in first
 
 
 def launch_two(folder: Path) -> None:

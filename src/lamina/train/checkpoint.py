@@ -24,7 +24,7 @@ from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.layers import stacks
 from lamina.layers.fingerprints import fingerprint_of_tensors
-from lamina.utils import JSON, JSONObject, barrier, derive_seed, no_pipe, rank, world_size
+from lamina.utils import JSON, JSONObject, barrier, derive_seed, no_pipe, run_in_first, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -280,10 +280,7 @@ class Checkpoints:
         leftovers, saved = self._paths("."), self._paths()
         state = self._newest_state(saved) if resume else None
         barrier()  # no process may remove a checkpoint that another one is still reading
-        if rank() == 0:
-            for path in leftovers if resume else [*leftovers, *saved]:
-                _remove(path)
-        barrier()
+        run_in_first(lambda: [_remove(path) for path in (leftovers if resume else [*leftovers, *saved])])
         return state
 
     def _newest_state(self, paths: list[Path]) -> tuple[dict[str, Tensor], RunProgress] | None:

@@ -23,7 +23,7 @@ from lamina.tasks.metrics import LOWER
 from lamina.train.base import batches
 from lamina.train.learner import BASE, Learner
 from lamina.train.plan import Group, Plan, Step, parts_of
-from lamina.utils import barrier, derive_seed, rank, seed_torch, world_size
+from lamina.utils import derive_seed, rank, run_in_first, seed_torch, world_size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -385,23 +385,25 @@ class Engine:
     def save(self) -> None:
         """Write a checkpoint, if the run has checkpoints. Every process must call this; only the first one writes.
 
-        Raises StoreError if the checkpoint cannot be written.
+        Raises StoreError in every process if the checkpoint cannot be written.
         """
-        if self._checkpoints is None:
-            return
-        if rank() == 0:
-            states = {learner.name: learner.to_tensors() for learner in self.all_learners}
-            tensors = {f"{name}/{key}": value for name, state in states.items() for key, value in state.items()}
-            progress: RunProgress = {
-                "position": [self._epoch, self._at, self.steps],
-                "learners": {learner.name: learner.to_json() for learner in self.all_learners},
-                "stopped": self.plan.stopped,
-                "history": self.history,
-                "importances": self.importances,
-                "scaler": self._scaler.state_dict(),  # empty unless the precision is float16
-            }
-            self._checkpoints.save(self.steps, tensors, progress)
-        barrier()
+        checkpoints = self._checkpoints
+        if checkpoints is not None:
+            run_in_first(lambda: self._write(checkpoints))
+
+    def _write(self, checkpoints: Checkpoints) -> None:
+        """Write a checkpoint of this step; StoreError if that fails."""
+        states = {learner.name: learner.to_tensors() for learner in self.all_learners}
+        tensors = {f"{name}/{key}": value for name, state in states.items() for key, value in state.items()}
+        progress: RunProgress = {
+            "position": [self._epoch, self._at, self.steps],
+            "learners": {learner.name: learner.to_json() for learner in self.all_learners},
+            "stopped": self.plan.stopped,
+            "history": self.history,
+            "importances": self.importances,
+            "scaler": self._scaler.state_dict(),  # empty unless the precision is float16
+        }
+        checkpoints.save(self.steps, tensors, progress)
 
     def _restore(self, tensors: Mapping[str, Tensor], progress: RunProgress) -> None:
         """Restore the run and its learners from a checkpoint's tensors and progress; StoreError if they do not fit."""

@@ -83,8 +83,6 @@ class ModelRunner(Runner):
         self.processor = processor
         if op == "predict" and (reason := self.kind.model_problem(model)):
             raise self._no_head(reason)
-        if op == "predict":
-            self._fit_padding()
         names = {field.name for field in fields(GenerationOptions)}
         self.generation = GenerationOptions(**options.model_dump(include=names))
 
@@ -282,6 +280,8 @@ class ModelRunner(Runner):
             ConfigError: If the model cannot read images of this size, or needs a padding token and there is none.
         """
         del states
+        if self.op == "predict":  # only here, so that a call that is refused leaves the config as it was
+            self._fit_padding()
         batch, run = self.arguments(batch), self.kind.predict_outputs if labels is None else self.kind.outputs
         try:
             return {name: run(self.model, batch, self.processor, self.generation) for name in names}

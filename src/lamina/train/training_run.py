@@ -8,8 +8,9 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -34,7 +35,7 @@ from lamina.train.model_runner import ModelRunner
 from lamina.train.options import FitOptions, PassOptions, per_reader
 from lamina.train.plan import LEAST_STEPS, Group, Plan
 from lamina.train.results import IMPORTANCES, FitResult, Scores, TableRow, sorted_rows, write_parquet
-from lamina.utils import barrier, check_type, pluralize, rank, write_text
+from lamina.utils import barrier, check_type, pluralize, rank, run_in_first, write_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -120,10 +121,9 @@ def train(  # noqa: PLR0913
     runner = open_runner(target, tasks, op, processor, options)
     scored, accelerator = _scored_tasks(op, runner, tasks, options), start_accelerator(options, folder or events)
     names = [*_FILES[: 3 if isinstance(target, ReaderBank) else 2], *(tables.names if tables else ())] if folder else ()
-    with (
-        nullcontext() if place is None or rank() else claimed_output(target, Path(folder or place), names),
-        undo_grid_on_error(target, grid or {}) as begin_training,
-    ):
+    with ExitStack() as claims, undo_grid_on_error(target, grid or {}) as begin_training:
+        if place is not None:
+            run_in_first(lambda: claims.enter_context(claimed_output(target, Path(folder or place), names)))
         specs = _specs(target, tasks, {} if grid is None else grid, options)
         tasks = {name: tasks[spec.task] for name, spec in specs.items()}
         target.to(accelerator.device)  # pyright: ignore
@@ -138,20 +138,26 @@ def train(  # noqa: PLR0913
         learners, saved = runner.learners(tasks, plan, rates, options), None
         if place is not None:
             saved = Checkpoints(Path(place), op, identity(runner, learners, plan, validation, rates, options))
-            if rank() == 0:
-                size = sum(learner.checkpoint_bytes for learner in learners)
-                check_room(Path(folder or place), saved.needed_bytes(size) + (saved_bytes(target) if folder else 0))
+            run_in_first(partial(_check_space, saved, learners, target, folder))
         engine = Engine(runner, learners, plan, validation, options=options, accelerator=accelerator, checkpoints=saved)
         begin_training()
         engine.run()
         _record_training(engine)
         scores = runner.score(groups_of(runner, tasks, "test", options, encodings) if options.test else [], options)
         result = _result(engine, specs, scores, seconds=time.perf_counter() - start, folder=folder)
-        if folder is not None and rank() == 0:
-            _write(target, runner.processor, folder, result, tables.files(result) if tables else {})
+        if folder is not None:
+            run_in_first(lambda: _write(target, runner.processor, folder, result, tables.files(result) if tables else {}))
         barrier()
     _warn_of_few_rows(op, scored, options, {specs[name].task for name, count in plan.epochs.items() if count > 1})
     return _warned_of_little(op, engine, result)
+
+
+def _check_space(
+    saved: Checkpoints, learners: Sequence[Learner], target: ReaderBank | PreTrainedModel, folder: Path | None
+) -> None:
+    """Raise StoreError if the disk lacks room for a run's checkpoints and, with `folder`, for what is saved there."""
+    size = sum(learner.checkpoint_bytes for learner in learners)
+    check_room(folder or saved.folder, saved.needed_bytes(size) + (saved_bytes(target) if folder else 0))
 
 
 def _scored_tasks(op: str, runner: Runner, tasks: Mapping[str, Task], options: FitOptions) -> dict[str, Task]:

@@ -130,6 +130,16 @@ def test_the_tokenizers_padding_token_goes_into_a_config_without_one(tmp_path: P
         assert predict(again, texts) == answers
 
 
+@pytest.mark.parametrize(("examples", "options"), [([["a", "b", "c"]], {}), (["a"], {"prefix": "b"}), ("a", {})])
+def test_a_refused_prediction_leaves_the_config_as_it_was(examples: Any, options: dict[str, str]):
+    model, tokenizer = last_token_classifier(), tiny_tokenizer()
+    with pytest.raises(ConfigError, match="predict: "):
+        predict(model, examples, processor=tokenizer, **options)
+    assert model.config.pad_token_id is None
+    assert len(predict(model, ["good", "bad film"], processor=tokenizer)) == 2
+    assert model.config.pad_token_id == 0
+
+
 def test_no_padding_token_anywhere():
     model, tokenizer = last_token_classifier(), tiny_tokenizer()
     refused(model, several(), "the head has 2 classes, the task has 3")
