@@ -146,7 +146,7 @@ def train(  # noqa: PLR0913
         scores = runner.score(groups_of(runner, tasks, "test", options, encodings) if options.test else [], options)
         result = _result(engine, specs, scores, seconds=time.perf_counter() - start, folder=folder)
         if folder is not None:
-            run_in_first(lambda: _write(target, runner.processor, folder, result, tables.files(result) if tables else {}))
+            run_in_first(partial(_write, target, runner.processor, folder, result, tables))
         barrier()
     _warn_of_few_rows(op, scored, options, {specs[name].task for name, count in plan.epochs.items() if count > 1})
     return _warned_of_little(op, engine, result)
@@ -483,13 +483,14 @@ def _baselines(engine: Engine) -> Scores:
 
 
 def _write(
-    target: ReaderBank | PreTrainedModel, processor: Processor, folder: Path, result: FitResult, others: Files
+    target: ReaderBank | PreTrainedModel, processor: Processor, folder: Path, result: FitResult, tables: Tables | None
 ) -> None:
-    """Save the bank, or the model with its processor, to a folder, with the result and `others`, all or nothing.
+    """Save the bank, or the model with its processor, to a folder, with the result and `tables`, all or nothing.
 
-    The result is in "history.json", "table.parquet" and, for a bank, "importances.parquet". `others` is file name ->
-    function that writes the file to a path. Errors are those of `save_bank` or `lamina.save`.
+    The result is in "history.json", "table.parquet" and, for a bank, "importances.parquet". `tables` are more files;
+    None: there are none. Errors are those of `save_bank` or `lamina.save`.
     """
+    others = tables.files(result) if tables else {}
     facts = {"best": result.best, "test": result.test, "history": result.history, "importances": result.importances}
     files: Files = {
         "history.json": lambda path: write_text(path, json.dumps(facts, indent=1)),
