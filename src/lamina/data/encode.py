@@ -149,7 +149,7 @@ class Encoded:
         """For each window, where the tokens of the text stand in it.
 
         If pairs are cut into windows, these are the tokens of the second text; if not, those before the special token
-        that follows the first text. In a block they are all tokens.
+        that follows the first text (if there is none, both texts). In a block they are all tokens.
         """
         return list(map(TokenRange, *(self._table.column(name).to_pylist() for name in TokenRange._fields)))
 

@@ -97,7 +97,7 @@ class RoutingFusion(InputWeighted, config=Routing):
     ) -> Float[Tensor, "batch layers tokens dim"]:
         """Return the credit: how much each layer of each token contributed to each output, that is, to each feature.
 
-        With `linear=False` in the head, an output is the logit of a class.
+        It may be negative, and is 0 at padding. With `linear=False` in the head, an output is the logit of a class.
 
         Args:
             states: Hidden states of the selected layers, lowest first.
@@ -137,8 +137,8 @@ class RoutingFusion(InputWeighted, config=Routing):
     def _run_stages(self, routed: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """Run the three stages on the vectors `routed`; return the outputs of the last, and the credit of inputs.
 
-        The credit is how much each input contributed to each output, `[batch, inputs, outputs]`. `real` is False at
-        inputs that are padding. None: no input is padding.
+        The credit is how much each input contributed to each output, `[batch, inputs, outputs]`; it may be negative,
+        and is 0 at padding. `real` is False at inputs that are padding. None: no input is padding.
         """
         weights: list[Tensor] = []
         for stage in self.stages:
@@ -187,7 +187,8 @@ class Route(nn.Module):
     ) -> tuple[Float[Tensor, "batch outputs more"], Float[Tensor, "batch inputs outputs"]]:
         """Return the output vectors, and the weight of each input for each output in the last iteration.
 
-        `real` is False at inputs that are padding. None: no input is padding.
+        `real` is False at inputs that are padding. None: no input is padding. The weights may be negative and need not
+        sum to 1; those of padding are 0.
         """
         if real is None:
             real = vectors.new_ones(vectors.shape[:2], dtype=torch.bool)

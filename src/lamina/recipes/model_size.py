@@ -128,8 +128,8 @@ class ModelSize:
     def up_to(self, deepest: Mapping[str, int]) -> int:
         """Return the number of parameters in the blocks that compute the layers in `deepest` and all below them.
 
-        `deepest` is stack name -> highest layer that is read. The last of these stacks counts up to this layer, and all
-        stacks of the model before it count whole.
+        `deepest` is stack name -> highest layer that is read, for at least one stack. The last of these stacks counts
+        up to this layer, and all stacks of the model before it count whole.
         """
         names = list(self.blocks)
         last = max(deepest, key=names.index)
@@ -411,6 +411,7 @@ def weight_memory(recipe: Recipe, planned: list[SizedRun]) -> int:
     """Return the most bytes of weights, gradients and optimizer moments that the runs in `planned` hold at a time.
 
     The base model counts, with all readers that are trained at a time. If models are fine-tuned, the largest counts.
+    There is at least one run.
     """
     moments = planned[0].options.moments
     if recipe.methods:

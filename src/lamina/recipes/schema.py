@@ -187,7 +187,7 @@ class MethodRecipe(Strict):
     `edits` are applied to the model before training, in order. An edit is the name of a function, without its final
     underscore ("insert" for `lamina.insert_`), with the function's arguments. An edit with null layers is left out.
     Keys of the grid are arguments of edits ("insert.layers") and options of `lamina.fit`; options in `fit` replace the
-    recipe's.
+    recipe's, and those of the grid replace both.
     """
 
     edits: list[Annotated[Edit, checked(check_named_edit)]] = Field(default_factory=list)

@@ -227,8 +227,9 @@ def x_value(axis: AxisLayout, coordinates: Coordinates) -> object:
 def axes_label(axes: Sequence[AxisLayout], coordinates: Coordinates) -> str | None:
     """Return the name of a run's row or column: what each axis displays, joined by ", ".
 
-    Axes for which the run has no value are skipped. None if the run is left out of the table. `coordinates` are the
-    run's task, method and settings. Raises the errors of `AxisLayout.shown_value`.
+    Axes for which the run has no value are skipped; the name is "" if it has none for any axis. None if the run is left
+    out of the table. `coordinates` are the run's task, method and settings. Raises the errors of
+    `AxisLayout.shown_value`.
     """
     parts = [axis.shown_value(coordinates) for axis in axes]
     return None if LEFT_OUT in parts else ", ".join(to_text(part) for part in parts if part is not ABSENT)

@@ -247,6 +247,7 @@ class States:
             or beyond the range of float16.
         ConfigError, UnknownNameError: If an option in `settings.training` is not allowed or does not exist.
         UnsupportedModelError: If the layers of the model cannot be found.
+        NotFiniteError: If a weight of the model is NaN or infinite.
     """
 
     def __init__(
