@@ -43,6 +43,7 @@ def missing_column(path: object, name: str, known: Iterable[str]) -> DataError:
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean '{close[0]}'?" if close else _SET_BY.get(name, "")
     if not close and str(path).lower().endswith((".csv", ".tsv")):
+        hint += " Columns of such a file are named, not counted." if name.isdecimal() else ""
         hint += " Row 1 is read as the header; if it is data, write a line with the names of the columns above it."
     reason = f"has no column '{name}'; its columns are: {listed(name, known)}"
     return DataError(f"read: {path} {reason}.{hint}", path=str(path), column=name)
