@@ -194,15 +194,17 @@ def shades(*, train: int = 30, validation: int = 15) -> Task:
 
 
 def tune(model: PreTrainedModel, task: Task, output: Path | None = None, **options: Any) -> FitResult:
-    """`finetune` with small settings, the tokenizer of the made words, and no progress bar."""
+    """`finetune` with small settings, the tokenizer of the made words, and no progress bar; then move to the CPU."""
     small = {"epochs": 1, "batch_size": 4, "learning_rate": 3e-3, "progress": False, "processor": tiny_tokenizer()}
     call = inspect.unwrap(finetune)  # as outside these tests: no type checker
-    return call(model, task, output=output, **{**small, **options})
+    result = call(model, task, output=output, **{**small, **options})
+    model.to("cpu")  # pyright: ignore[reportArgumentType]
+    return result
 
 
 def tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """A copy of a model's tensors."""
-    return {key: value.clone() for key, value in model.state_dict().items()}
+    """A copy of a model's tensors, on the CPU."""
+    return {key: value.cpu().clone() for key, value in model.state_dict().items()}
 
 
 def scores(result: FitResult, metric: str) -> list[float]:

@@ -179,15 +179,18 @@ def names(*, metric: str = "span_f1", train: int = 40, validation: int = 20, see
 
 
 def train(bank: ReaderBank, tasks: Mapping[str, Task], **options: Any) -> FitResult:
-    """`fit` with small settings and no progress bar."""
+    """`fit` with small settings and no progress bar. The bank is on the CPU afterwards, as the tests' tensors are."""
     call = inspect.unwrap(fit)  # as outside these tests: no type checker
-    return call(bank, tasks, **{"epochs": 1, "batch_size": 4, "learning_rate": 0.01, "progress": False, **options})
+    small = {"epochs": 1, "batch_size": 4, "learning_rate": 0.01, "progress": False}
+    result = call(bank, tasks, **{**small, **options})
+    bank.to("cpu")
+    return result
 
 
 def weights(bank: ReaderBank, name: str | None = None) -> dict[str, torch.Tensor]:
-    """A copy of the tensors of one reader, or of all."""
+    """A copy of the tensors of one reader, or of all, on the CPU."""
     module = bank if name is None else bank[name]
-    return {key: value.clone() for key, value in module.state_dict().items()}
+    return {key: value.cpu().clone() for key, value in module.state_dict().items()}
 
 
 def largest_difference(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
