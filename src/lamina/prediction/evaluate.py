@@ -85,9 +85,10 @@ def evaluate(  # noqa: PLR0913
 
     Args:
         bank_or_model: A bank, or a whole model.
-        tasks: Reader name -> task. For a whole model: any name -> a task that its head is for; or a single task. Or a
-            labelled file, or a folder of images or audio clips as in `Task.from_files`: every reader is scored on all
-            its rows, by default with the columns that it was trained on.
+        tasks: Reader name -> task. For a whole model: any name -> a task that its head is for; or a single task. If its
+            classes are named LABEL_0, LABEL_1 and so on, class 0 is scored as the task's first label, and a warning
+            says so. Or a labelled file, or a folder of images or audio clips as in `Task.from_files`: every reader is
+            scored on all its rows, by default with the columns that it was trained on.
         text: Column of the text in a file. None: the column that a reader learnt from.
         text_pair: Column of the second text in a file. None: the column that a reader learnt from, if any.
         labels: Reader name -> column of its label in a file, or one column for all. None: as in training.

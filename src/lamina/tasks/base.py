@@ -509,7 +509,7 @@ class Kind(ABC, Generic[InputsT]):
         """Write the task's class names and type of loss into a model's config, in place; by default change nothing.
 
         Raises:
-            ConfigError: If the head of the model is for other classes.
+            ConfigError: If the head of the model is for other classes. The caller adds the operation to the message.
         """
 
     def fit_processor(self, processor: Processor, task: TaskLike) -> bool:

@@ -28,6 +28,7 @@ from lamina.tasks.base import (
     Targets,
 )
 from lamina.tasks.class_results import ClassResults
+from lamina.tasks.label_cells import is_whole
 from lamina.tasks.labels import (
     bad_cell,
     class_ids,
@@ -102,15 +103,16 @@ class ClassKind(Kind[InputsT]):
     def configure(self, config: PreTrainedConfig, task: TaskLike) -> None:
         """Write the task's class names into the config of a model with a new head.
 
-        A head counts as new if its classes are named LABEL_0, LABEL_1 and so on. Raises ConfigError if the head has
-        another number of classes, or already has other class names or another order (case does not count).
+        A head counts as new if its classes are named LABEL_0, LABEL_1 and so on. Raises ConfigError, whose message
+        names no operation, if the head has another number of classes, or already has other class names or another order
+        (case does not count).
         """
         count = len(task.labels)
         shown = f"{', '.join(task.labels[:5])}{' ...' if count > 5 else ''}"
         if config.num_labels != count:
             got = f"the head has {config.num_labels} classes, the task has {count} ({shown}); they must agree"
             hint = f"Load the model with {self.auto_class}.from_pretrained(..., num_labels={count})."
-            raise ConfigError(f"finetune: {got}. {hint}")
+            raise ConfigError(f"{got}. {hint}")
         id2label = cast("dict[int, str]", config.id2label)
         names = [str(id2label[number]) for number in range(count)]
         if names == [f"LABEL_{number}" for number in range(count)]:
@@ -119,7 +121,9 @@ class ClassKind(Kind[InputsT]):
         elif [name.lower() for name in names] != [name.lower() for name in task.labels]:
             got = f"the classes of the head are {', '.join(names[:5])}, those of the task {shown}; they must agree"
             hint = "Give the task labels=[...], or change model.config.id2label."
-            raise ConfigError(f"finetune: {got}, in this order. {hint}")
+            if all(map(is_whole, task.labels)):
+                hint += " With labels=[...] of the head's names, a label 0 in the data means the first of them."
+            raise ConfigError(f"{got}, in this order. {hint}")
 
     def output_problem(self, outputs: HasLogits, task: TaskLike) -> str | None:
         """Return why the model's logits do not have one score per label of the task, as text; None if they do."""

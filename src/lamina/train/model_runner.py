@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import inspect
+import logging
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from lamina.train.options import FitOptions, PassOptions
     from lamina.train.plan import Group, Plan
     from lamina.utils import JSON
+
+logger = logging.getLogger(__name__)
 
 _PROCESSOR = "_lamina_processor"  # attribute of a model object: its processor, if a task changed the image size
 LEARNT = "lamina_learnt"  # entry of a model's config: what `Kind.learnt` returned when the model was fine-tuned
@@ -159,7 +162,8 @@ class ModelRunner(Runner):
         Args:
             group: Encoded examples with labels.
             keep: Whether the task's class names and problem type stay in the model's config too. True: the model
-                must also be one that can be loaded again after it is saved.
+                must also be one that can be loaded again after it is saved. False: a warning says which label each
+                class of a head without class names is taken as.
 
         Raises:
             ConfigError: If the head does not fit, or the saved model could not be loaded again.
@@ -175,13 +179,28 @@ class ModelRunner(Runner):
             except ConfigError as error:
                 accepted = inspect.signature(self.model.forward).parameters
                 if self.model.base_model is not self.model or "labels" in accepted:
-                    raise
+                    raise ConfigError(f"{self.op}: {error}") from error
                 raise self._no_head("it takes no labels") from error  # only its config has classes
             self._try(group)
             if keep:
                 check_reloads(self.model, self.op)
         if not keep:
+            self._warn_of_order(list((before.get("id2label") or {}).values()))
             _reset(config, before)
+
+    def _warn_of_order(self, names: Sequence[str]) -> None:
+        """Log which label each class of the head is taken as, if `names`, those of the head, are LABEL_0, LABEL_1, ...
+
+        Labels that are the numbers of the classes, and the single output of a regression, leave no doubt.
+        """
+        labels = [str(number) for number in range(len(self.task.labels))]
+        if names == [f"LABEL_{label}" for label in labels] and len(labels) > 1 and list(self.task.labels) != labels:
+            pairs = [f"{name} as '{label}'" for name, label in zip(names, self.task.labels, strict=True)]
+            taken = ", ".join(pairs[:5]) + ", ..." * (len(pairs) > 5)
+            hint = "If the model was trained in another order, give the task labels=[...] in that order"
+            more = "or write the names into model.config.id2label, with which tasks are then compared"
+            what = f"the classes of the head have no names, and are taken in the order of the task's labels: {taken}"
+            logger.warning("%s: %s. %s, %s.", self.op, what, hint, more)
 
     def _try(self, group: Group) -> None:
         """Run the model with labels on the two shortest rows of `group`; ConfigError if that fails or gives no loss."""

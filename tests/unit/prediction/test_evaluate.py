@@ -95,6 +95,32 @@ def test_scores_are_those_of_the_model_s_own_answers():
     assert scored(model, task)["accuracy"] == pytest.approx(right / len(split))
 
 
+def test_a_head_without_class_names_is_scored_in_the_order_of_the_labels(caplog: pytest.LogCaptureFixture):
+    task, model = yes_no(), bert()
+    before = model.config.to_dict()
+    accuracy = scored(model, task)["accuracy"]
+    (record,) = caplog.records
+    assert record.getMessage().startswith("evaluate: the classes of the head have no names")
+    assert "in the order of the task's labels: LABEL_0 as 'no', LABEL_1 as 'yes'. If" in record.getMessage()
+    assert model.config.to_dict() == before
+    caplog.clear()
+    splits = {name: Split.of(part.texts, [1 - int(y) for y in part.labels]) for name, part in task.splits.items()}
+    numbered = replace(task, labels=("0", "1"))
+    swapped = replace(task, labels=("yes", "no"), splits=splits)
+    assert scored(model, numbered)["accuracy"] == accuracy
+    assert not caplog.records
+    assert scored(model, swapped)["accuracy"] == pytest.approx(1 - accuracy)
+    assert "LABEL_0 as 'yes', LABEL_1 as 'no'" in caplog.text
+    model.config.id2label = {0: "no", 1: "yes"}
+    caplog.clear()
+    assert scored(model, task)["accuracy"] == accuracy
+    assert not caplog.records
+    with pytest.raises(ConfigError, match=r"evaluate: the classes .* a label 0 in the data means the first of them"):
+        scored(model, numbered)
+    assert scored(bert(labels=1), length_of_text())
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("models", [False, True])
 def test_the_rows_of_several_tasks_are_not_in_memory_at_once(models: bool, monkeypatch: pytest.MonkeyPatch):
     tasks = {name: yes_no(seed=seed) for seed, name in enumerate("abcde")}
