@@ -108,8 +108,11 @@ class ClassResults(Results[Tensor, Answer]):
         logits, targets = self._both()
         always, constant = _constant(metrics, targets, self._task)
         fixed = constant.expand(len(targets), -1)
+        needs_both = any(name in score.RANKING for name in metrics) and len(targets.unique()) > 1
 
         def score_rows(rows: Tensor, is_constant: bool) -> dict[str, float]:
+            if needs_both and len(targets[rows].unique()) < 2:
+                return {}  # how well two classes are separated cannot be said of one
             return class_scores(metrics, (fixed if is_constant else logits)[rows], targets[rows], self._task)
 
         result = compare(metrics, len(targets), always, score_rows)
@@ -331,7 +334,8 @@ def compare(metrics: Sequence[str], rows: int, always: str, score: RowScore) -> 
         rows: Number of rows, at least 1.
         always: The constant prediction, as text.
         score: Called with row indices `[rows]`, which may repeat, and a flag. Returns metric -> score on these rows: of
-            the predictions, or of the constant prediction if the flag is True.
+            the predictions, or of the constant prediction if the flag is True. {}: these rows cannot be scored, and are
+            left out of the bootstrap.
 
     Source:
         Efron and Tibshirani 1993, "An introduction to the bootstrap", chapter 13.
@@ -346,6 +350,8 @@ def compare(metrics: Sequence[str], rows: int, always: str, score: RowScore) -> 
     for _ in range(max(_FEWEST, min(REPEATS, _MOST_ROWS // rows))):
         drawn = torch.from_numpy(rng.integers(rows, size=rows))
         own, other = score(drawn, False), score(drawn, True)
+        if not own:
+            continue
         for metric, value in own.items():
             values.setdefault(metric, []).append(value)
         gains.append(sign * (own[decisive] - other[decisive]))

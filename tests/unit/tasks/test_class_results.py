@@ -80,3 +80,13 @@ def test_f1_of_a_rare_class_is_compared_with_always_answering_it():
     assert (by_f1["always"], by_f1["baseline"]) == ("yes", {"f1": pytest.approx(0.4), "accuracy": 0.25})
     assert by_f1["verdict"] == "not better than always answering 'yes'"
     assert (by_accuracy["always"], by_accuracy["baseline"]) == ("no", {"accuracy": 0.75, "f1": 0.0})
+
+
+def test_draws_with_one_class_do_not_count_in_the_interval_of_a_ranking():
+    task = TaskOutline(KIND, "classification", ("no", "yes"))
+    results = ClassResults(task, Split.of(["x"] * 20, [0] * 18 + [1] * 2), np.arange(20))
+    results.logits[:, 1] = torch.arange(20.0)  # every yes is above every no
+    found = results.compare(["auroc", "recall_at_5"])
+    assert (found["interval"]["auroc"], found["baseline"]["auroc"], found["verdict"]) == ((1.0, 1.0), 0.5, None)
+    alone = ClassResults(task, Split.of(["x"] * 9, [0] * 9), np.arange(9))
+    assert alone.compare(["auroc"])["verdict"] == "not better than always answering 'no'"
