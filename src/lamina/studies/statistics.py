@@ -295,7 +295,8 @@ def row_counts(
     """Return a metric's counts `[rows, counts]`, and the function from sums of them `[..., counts]` to scores `[...]`.
 
     A row is one example, or one text in word tagging tasks, where words without a label do not count. "spearman" uses
-    the ranks among all rows. Raises the errors of `row_metric`.
+    the ranks among all rows, and macro F1 is the mean over the classes that are predicted or true in any row, also for
+    sums over some of them. Raises the errors of `row_metric`.
 
     Args:
         task: The task; its kind and problem type decide which metrics exist.
@@ -323,8 +324,8 @@ def row_metric(task: KindedTask, metric: str) -> _RowMetric:
         known = _MULTI_LABEL_METRICS
     else:
         positive = positive_id(task, [metric])
-        f1 = _macro_f1 if positive is None else partial(_f1_of_class, positive)
-        known = {**_CLASS_METRICS, "f1": _RowMetric(_confusion, f1)}
+        f1 = _MACRO_F1 if positive is None else _RowMetric(_confusion, partial(_f1_of_class, positive))
+        known = {**_CLASS_METRICS, "f1": f1}
     check_known("statistics", [metric], known, "metric")
     return known[metric]
 
@@ -354,6 +355,20 @@ def _confusion_of_words(predictions: Sequence[Label], truths: Sequence[Label], l
     pairs = zip(predictions, truths, strict=True)
     cells = (np.asarray(truth, int) * size + np.asarray(prediction, int) for prediction, truth in pairs)
     return np.stack([np.bincount(cell, minlength=size**2).astype(np.float32) for cell in cells])
+
+
+def _with_classes(
+    count: _Counter, predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]
+) -> Array:
+    """Return `[rows, classes * classes + classes]`: the confusion matrices that `count` returns, and a mask of classes.
+
+    The mask is the same for each row: 1 for the classes that are predicted or true in any row. So the sums over any
+    rows, such as a resample, still say over which classes macro F1 is the mean.
+    """
+    tables = count(predictions, truths, labels)
+    total = _matrix(tables.sum(0))
+    occurs = total.sum(-1) + total.sum(-2) > 0
+    return np.hstack([tables, np.broadcast_to(occurs, (len(tables), len(occurs)))])
 
 
 def _spans(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
@@ -412,23 +427,19 @@ def _matrix(totals: Array) -> Array:
     return totals.reshape(*totals.shape[:-1], size, size)
 
 
-def _per_class_f1(totals: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Return the F1 score of each class, and whether the class is predicted or true at all; both `[..., classes]`.
+def _per_class_f1(totals: Array) -> Array:
+    """Return the F1 score of each class `[..., classes]`; a class that is neither predicted nor true gets 0.
 
     `totals` are summed, flattened confusion matrices `[..., classes * classes]`.
     """
     table = _matrix(totals)
-    predicted_and_true = table.sum(-1) + table.sum(-2)
-    return _ratio(2 * np.diagonal(table, axis1=-2, axis2=-1), predicted_and_true), predicted_and_true > 0
+    return _ratio(2 * np.diagonal(table, axis1=-2, axis2=-1), table.sum(-1) + table.sum(-2))
 
 
 def _macro_f1(totals: Array) -> Array:
-    """Return the mean F1 score `[...]` over the classes that are predicted or true; 0 if there are none.
-
-    `totals` are summed, flattened confusion matrices `[..., classes * classes]`.
-    """
-    scores, present = _per_class_f1(totals)
-    return _ratio(scores.sum(-1), present.sum(-1).astype(float))
+    """Return the mean F1 score `[...]` over the classes of the sample, from sums of what `_with_classes` returns."""
+    size = math.isqrt(totals.shape[-1])
+    return _ratio(_per_class_f1(totals[..., : size**2]).sum(-1), (totals[..., size**2 :] > 0).sum(-1).astype(float))
 
 
 def _f1_of_class(number: int, totals: Array) -> Array:
@@ -436,7 +447,7 @@ def _f1_of_class(number: int, totals: Array) -> Array:
 
     They are `[..., classes * classes]`. A class that is neither predicted nor true gets 0.
     """
-    return _per_class_f1(totals)[0][..., number]
+    return _per_class_f1(totals)[..., number]
 
 
 def _mcc(totals: Array) -> Array:
@@ -463,7 +474,7 @@ def _correlation(totals: Array) -> Array:
 
 _WORD_METRICS = {
     "accuracy": _RowMetric(_correct_words, _share),
-    "f1": _RowMetric(_confusion_of_words, _macro_f1),
+    "f1": _RowMetric(partial(_with_classes, _confusion_of_words), _macro_f1),
     "span_f1": _RowMetric(_spans, _f1),
 }
 _NUMBER_METRICS = {
@@ -471,9 +482,5 @@ _NUMBER_METRICS = {
     "spearman": _RowMetric(_rank_moments, _correlation),
 }
 _MULTI_LABEL_METRICS = {"accuracy": _RowMetric(_correct, _share), "f1": _RowMetric(_label_sets, _f1)}
-_CLASS_METRICS = {
-    "accuracy": _RowMetric(_correct, _share),
-    "f1": _RowMetric(_confusion, _macro_f1),
-    "mcc": _RowMetric(_confusion, _mcc),
-    "macro_f1": _RowMetric(_confusion, _macro_f1),
-}
+_MACRO_F1 = _RowMetric(partial(_with_classes, _confusion), _macro_f1)
+_CLASS_METRICS = {"accuracy": _RowMetric(_correct, _share), "mcc": _RowMetric(_confusion, _mcc), "macro_f1": _MACRO_F1}

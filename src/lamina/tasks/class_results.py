@@ -107,13 +107,16 @@ class ClassResults(Results[Tensor, Answer]):
         """Return how the scores compare with a constant prediction's, with bootstrap intervals over examples."""
         logits, targets = self._both()
         always, constant = _constant(metrics, targets, self._task)
-        fixed = constant.expand(len(targets), -1)
+        answers = logits, constant.expand(len(targets), -1)
+        single = self._task.problem_type == "classification"
+        averaged = [_occurring(side, targets) if single else None for side in answers]
         needs_both = any(name in score.RANKING for name in metrics) and len(targets.unique()) > 1
 
         def score_rows(rows: Tensor, is_constant: bool) -> dict[str, float]:
             if needs_both and len(targets[rows].unique()) < 2:
                 return {}  # how well two classes are separated cannot be said of one
-            return class_scores(metrics, (fixed if is_constant else logits)[rows], targets[rows], self._task)
+            side = int(is_constant)
+            return class_scores(metrics, answers[side][rows], targets[rows], self._task, averaged=averaged[side])
 
         result = compare(metrics, len(targets), always, score_rows)
         if "mae" in metrics and result["verdict"] is None:  # a correlation ignores the scale
@@ -206,15 +209,23 @@ def _constant(metrics: Sequence[str], targets: Tensor, task: TaskLike) -> tuple[
     return task.labels[most], torch.nn.functional.one_hot(torch.tensor(most), len(task.labels)).float()
 
 
+def _occurring(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return a mask `[classes]` of the classes that are predicted or true in any row."""
+    return torch.bincount(torch.cat([logits.argmax(-1), targets.long()]), minlength=logits.shape[1]) > 0
+
+
 def _has_label(targets: Tensor) -> Tensor:
     """Return a mask `[examples]`, True where no label of the example is NaN, -1 or -100."""
     present = ~targets.isnan() if targets.is_floating_point() else targets >= 0
     return present if present.ndim == 1 else present.all(-1)
 
 
-def class_scores(metrics: Sequence[str], logits: Tensor, targets: Tensor, task: TaskLike) -> dict[str, float]:
+def class_scores(
+    metrics: Sequence[str], logits: Tensor, targets: Tensor, task: TaskLike, *, averaged: Tensor | None = None
+) -> dict[str, float]:
     """Return metric -> score of logits `[examples, classes]` against `targets`, the correct answers.
 
+    `averaged` is a mask of the classes over which macro F1 is the mean, see `score_classes`. None: those that occur.
     Raises DataError without examples, UnknownNameError for an unknown metric, and ConfigError if a metric needs a
     positive class and it is not clear which it is (see `positive_id`).
     """
@@ -224,7 +235,8 @@ def class_scores(metrics: Sequence[str], logits: Tensor, targets: Tensor, task: 
         return score.score_multi_label(metrics, logits > 0, targets)
     plain, ranked = ([name for name in metrics if (name in score.RANKING) is flag] for flag in (False, True))
     positive = positive_id(task, metrics)
-    scores = score.score_classes(plain, logits.argmax(-1), targets, len(task.labels), positive=positive)
+    guesses, classes = logits.argmax(-1), len(task.labels)
+    scores = score.score_classes(plain, guesses, targets, classes, positive=positive, averaged=averaged)
     if ranked:
         positive = 1 if positive is None else positive  # these metrics do not depend on it
         margin = logits[:, positive] - logits[:, 1 - positive]

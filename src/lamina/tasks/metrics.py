@@ -111,7 +111,13 @@ def better(metric: str, new: float, old: float, *, by: float = 0.0) -> bool:
 
 
 def score_classes(
-    metrics: Sequence[str], predictions: Tensor, targets: Tensor, classes: int, *, positive: int | None = 1
+    metrics: Sequence[str],
+    predictions: Tensor,
+    targets: Tensor,
+    classes: int,
+    *,
+    positive: int | None = 1,
+    averaged: Tensor | None = None,
 ) -> dict[str, float]:
     """Return metric -> score; `metrics` may name "accuracy", "mcc" (Matthews' correlation), "macro_f1" and "f1".
 
@@ -121,8 +127,11 @@ def score_classes(
         metrics: Names of the metrics.
         predictions: Predicted class ids `[rows]`.
         targets: True class ids `[rows]`.
-        classes: Number of classes. "macro_f1" is the mean over the classes that occur among predictions or targets.
+        classes: Number of classes.
         positive: With two classes, the id of the class whose F1 is "f1". With more, or None, "f1" equals "macro_f1".
+        averaged: Mask `[classes]` of the classes whose mean F1 is "macro_f1"; the F1 of one that does not occur is 0.
+            None: those that occur among predictions or targets. A bootstrap passes the classes of the whole sample,
+            because a resample may lack some.
     """
     _check_rows(predictions, targets)
     count = max(2, classes)
@@ -131,7 +140,7 @@ def score_classes(
     right, true, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
     sizes = true + predicted
     f1 = 2 * right / sizes.clamp(min=1)
-    macro_f1 = f1[sizes > 0].mean()
+    macro_f1 = f1[sizes > 0 if averaged is None else averaged].mean()
     known = {
         "accuracy": lambda: right.sum() / len(targets),
         "f1": lambda: f1[positive] if classes == 2 and positive is not None else macro_f1,

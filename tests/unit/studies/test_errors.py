@@ -106,6 +106,16 @@ def test_scores_by_length_and_without_words_are_of_all_rows(study):
     assert set(study.figures) == {"agreement", "by_length", "deleted"}
 
 
+def test_texts_of_one_length_are_scored_over_their_own_classes(model, tokenizer):
+    train = [{"sentence": f"{word} film", "label": word} for word in ("good", "bad")] * 8
+    short = [{"sentence": "good", "label": "good"}] * 16
+    parts = {"train": train, "validation": short + train}
+    task = Task.from_dataset("sequence_classification", parts, metric="macro_f1")
+    options = {"layers": [0], "epochs": 10, "learning_rate": 0.1, "batch_size": 4, "deleted": []}
+    study = errors(model, task, processor=tokenizer, **options)
+    assert rows(study, "by_length")["score"].tolist() == [1, 1]  # all answers are right; no short text is "bad"
+
+
 def test_a_share_that_is_named_twice_is_measured_once(model, tokenizer, mood):
     table = errors(model, mood, processor=tokenizer, layers=[1], deleted=[0.5, 0.0, 0.5], epochs=1).table
     assert table.query("measure == 'deleted'")["deleted"].tolist() == [0, 0.5]

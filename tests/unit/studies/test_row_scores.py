@@ -92,3 +92,13 @@ def test_words_without_a_label_are_not_scored(metric: str, expected: float):
 def test_a_metric_that_is_no_function_of_sums_is_refused():
     with pytest.raises(UnknownNameError, match="unknown metric 'perplexity'"):
         row_counts(TaskOutline("sequence_classification", "classification", ("a", "b")), "perplexity", [0], [0])  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"), [("sequence_classification", int), ("token_classification", lambda tag: (tag,))]
+)
+def test_macro_f1_of_a_resample_is_over_the_classes_of_the_whole_sample(kind: str, form):
+    task = TaskOutline(kind, "classification", ("a", "b", "c"))  # pyright: ignore
+    counts, score = row_counts(task, "f1", [form(0)] * 4, [form(tag) for tag in (0, 0, 0, 1)])
+    assert float(score(counts.sum(0))) == pytest.approx(3 / 7)
+    assert float(score(counts[:3].sum(0))) == 0.5  # the resample lacks class "b", and the sample "c"

@@ -90,3 +90,13 @@ def test_draws_with_one_class_do_not_count_in_the_interval_of_a_ranking():
     assert (found["interval"]["auroc"], found["baseline"]["auroc"], found["verdict"]) == ((1.0, 1.0), 0.5, None)
     alone = ClassResults(task, Split.of(["x"] * 9, [0] * 9), np.arange(9))
     assert alone.compare(["auroc"])["verdict"] == "not better than always answering 'no'"
+
+
+@pytest.mark.parametrize(("labels", "metric"), [(("nein", "ja"), "macro_f1"), (("a", "b", "never"), "f1")])
+def test_macro_f1_of_draws_is_over_the_classes_of_all_rows(labels: tuple[str, ...], metric: str):
+    task = TaskOutline(KIND, "classification", labels)
+    results = ClassResults(task, Split.of(["x"] * 60, [0] * 58 + [1] * 2), np.arange(60))
+    results.logits[:, 0] = 1.0
+    found = results.compare([metric])
+    assert found["interval"][metric] == pytest.approx((0.478, 0.5), abs=1e-3)
+    assert found["verdict"] == f"not better than always answering '{labels[0]}'"

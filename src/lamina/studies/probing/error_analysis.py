@@ -227,10 +227,11 @@ class _ErrorAnalysis:
         bins = np.searchsorted(edges, lengths)
         rows: list[Row] = []
         for layer, predictions in self._predictions.items():
-            counts, score = row_counts(self._task, self._task.metric, predictions, self._truths)
             for number, edge in enumerate(edges):
-                bin_counts = counts[bins == number]
-                numbers = {"length": int(edge), "rows": len(bin_counts), "score": float(score(bin_counts.sum(0)))}
+                chosen = np.flatnonzero(bins == number)
+                guesses, truths = ([side[at] for at in chosen] for side in (predictions, self._truths))
+                counts, score = row_counts(self._task, self._task.metric, guesses, truths)
+                numbers = {"length": int(edge), "rows": len(chosen), "score": float(score(counts.sum(0)))}
                 rows.append({"layer": layer, "measure": "by_length", "metric": self._task.metric, **numbers})
         return rows
 
