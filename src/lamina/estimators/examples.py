@@ -150,7 +150,9 @@ def as_tags(y: TargetsLike, words: Sequence[Sequence[object]], op: str) -> list[
     with data_errors(op):
         check_consistent_length(words, y)
     rows = [list(tags) if isinstance(tags, Sequence | np.ndarray) and not isinstance(tags, str) else [] for tags in y]
-    for row, (sentence, tags) in enumerate(zip(words, rows, strict=True)):
+    for row, (sentence, tags, given) in enumerate(zip(words, rows, y, strict=True)):
+        if isinstance(given, str):
+            raise DataError(f"{op}: row {row} of y is a text; it must be a list with a tag for each word.", row=row)
         if len(sentence) != len(tags):
             came = f"row {row} has {len(sentence)} words and {len(tags)} tags"
             raise DataError(f"{op}: {came}; every word has one tag.", row=row)
@@ -203,8 +205,11 @@ def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     """
     check_given(y, op)
     with data_errors(op):
+        kinds = set(map(type, y)) if isinstance(y, list | tuple | pd.Series) else set[type]()
+        if kinds & {set, frozenset} or (kinds and kinds <= {list, tuple} and len(set(map(len, y))) > 1):
+            rule = "give a table of zeros and ones, as scikit-learn's MultiLabelBinarizer makes it"
+            raise ValueError(f"y has lists or sets of classes; {rule}.")
         checked = as_array(plain_column(y, op), "y", accept_sparse="csr", dtype=None)
-        kinds = set(map(type, y)) if isinstance(y, list | tuple) else set[type]()
         if any(issubclass(kind, str) for kind in kinds) and any(issubclass(kind, Number) for kind in kinds):
             logger.warning("%s: y has texts and numbers, which all become texts. Give labels of one type", op)
         check_consistent_length(texts, checked)

@@ -66,6 +66,7 @@ def test_a_fusion_has_the_usual_head(base: str):
         ([], [], r"X has 0 sample\(s\)"),
         ([["anna", 3]], [["O", "O"]], "row 0 of X holds 3 of type int; every word is a text"),
         ([["anna"], ["went", "to"]], [["O"], ["O"]], "row 1 has 2 words and 1 tags"),
+        ([["anna"], ["went", "to"]], [["O"], "O O"], "row 1 of y is a text; it must be a list with a tag"),
         ([["anna"]], [["O"], ["O"]], "inconsistent numbers of samples"),
         ([["anna"]], None, "requires y to be passed"),
         ([["anna", "went"]], [["O", "O"]], "y has one class of tags, 'O'"),
