@@ -137,6 +137,21 @@ def to_iob2(tags: Sequence[str | None], scheme: TagScheme = _USUAL) -> tuple[str
     return tuple(changed)
 
 
+def with_ends(tags: Sequence[str | None], labels: Sequence[str]) -> tuple[str | None, ...]:
+    """Return one sentence's IOB2 tags with the marks of last and single words that `labels` have (IOBES, BILOU).
+
+    So the only word of a span gets S-x or U-x, and the last of several E-x or L-x, if that is in `labels`. Other tags,
+    and None (no tag), stay.
+    """
+    changed: list[str | None] = []
+    following: str | None = "O"  # the next tag that is not None
+    for tag in reversed(tags):
+        marks = () if tag in (None, "O") or following == f"I-{tag[2:]}" else _SINGLE if tag[:2] == "B-" else _LAST
+        changed.append(next((f"{mark}{tag[1:]}" for mark in marks if tag and f"{mark}{tag[1:]}" in labels), tag))
+        following = following if tag is None else tag
+    return tuple(reversed(changed))
+
+
 def iob2_labels(names: Sequence[str], scheme: TagScheme) -> tuple[str, ...]:
     """Return class names that are tags of `scheme` as IOB2 tags, in the same order; missing IOB2 tags come last."""
     read = [found for name in names if (found := scheme.read(name)) is not None]

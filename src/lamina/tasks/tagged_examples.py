@@ -29,7 +29,7 @@ def tag_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSpe
     """Make the examples of every split from lists of words and tags; arguments, result and errors as in `Kind.build`.
 
     Tags that mark spans in a different scheme than IOB2 are rewritten as IOB2, unless `spec.labels` are tags of IOBES
-    or BILOU.
+    or BILOU; then IOB2 tags are rewritten like these.
     """
     tags = {name: _tags(table, spec) for name, table in tables.items()}
     if spec.labels is None:
@@ -169,6 +169,8 @@ def _tag_ids(table: Table, spec: ColumnSpec, tags: TagNames) -> list[tuple[int, 
     Raises DataError for a tag that is not in `spec.labels`.
     """
     names = spec.labels or ()
+    if tag_schemes.is_iob2(chain.from_iterable(filter(None, row) for row in tags)) and marks_spans(names):
+        tags = [tag_schemes.with_ends(row, names) for row in tags]
     index: dict[str | None, int] = {None: IGNORED, **{name: number for number, name in enumerate(names)}}
     for row, marks in zip(table.rows, tags, strict=True):
         for number, mark in enumerate(marks):

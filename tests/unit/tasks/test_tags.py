@@ -86,6 +86,23 @@ def test_the_tag_that_keeps_others_from_marking_spans(tags: str, odd: str):
     assert odd_tag(tags.split()) == odd
 
 
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (["O", "B-x", "I-x", "E-x", "S-x"], "B-x I-x E-x O S-x"),
+        (["O", "B-x", "I-x", "L-x", "U-x"], "B-x I-x L-x O U-x"),
+        (["O", "B-x", "I-x", "E-x"], "B-x I-x E-x O B-x"),
+        (["O", "B-x", "I-x"], "B-x I-x I-x O B-x"),
+    ],
+)
+def test_tags_are_written_like_the_labels_of_the_task(labels: list[str], expected: str):
+    row = {"words": list("abcde"), "tags": ["B-x", "I-x", "I-x", "O", "B-x"]}
+    span = {"words": "a b c d e", "tags": [[0, 5, "x"], [8, 9, "x"]]}
+    for rows in ([row], [span], [{**row, "tags": expected.split()}]):
+        task = Task.from_dataset("token_classification", {"test": rows}, text="words", label="tags", labels=labels)
+        assert [task.labels[tag] for tag in task.split("test").labels[0]] == expected.split()
+
+
 def test_lists_of_words_and_tags_that_are_texts(tmp_path: Path):
     """As pandas writes them to a CSV file."""
     path = put(tmp_path / "some.csv", "words,tags\n\"['Ana', 'left']\",\"['B-PER', 'O']\"\n['so'],['O']\n")
