@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -205,7 +205,7 @@ def _by_part(processor: Processor) -> dict[str, JSON]:
 def _remembered_facts(processor: Processor) -> dict[str, JSON]:
     """Return `processor_facts`; with a tokenizer, from a cache unless the processor's settings have changed.
 
-    The cached dict must not be changed. A vocabulary of the same size with other tokens is not noticed.
+    The cached dict must not be changed. Another vocabulary of the same size is noticed by a sample of its tokens.
     """
     tokenizer = tokenizer_of(processor)
     if not hasattr(tokenizer, "get_vocab"):
@@ -213,10 +213,15 @@ def _remembered_facts(processor: Processor) -> dict[str, JSON]:
     settings = {} if tokenizer is processor else _parts_of(processor)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     steps = [getattr(backend, name, None) for name in ("normalizer", "pre_tokenizer", "post_processor")]
+    model: Any = getattr(backend, "model", None)
+    ids = range(0, len(tokenizer), len(tokenizer) // _SAMPLE + 1) if model is not None else ()
+    scalars = {name: getattr(model, name) for name in dir(model) if not name.startswith("_")}  # such as `unk_token`
     key = (
         *(len(tokenizer), settings, *(getattr(tokenizer, name, None) for name in _SET)),
         *(tuple(tokenizer.added_tokens_decoder), tokenizer.special_tokens_map),
         *(step and step.__getstate__() for step in steps),
+        {name: value for name, value in scalars.items() if not callable(value)},
+        [model.id_to_token(number) for number in ids],
     )
     held = _facts.get(processor)  # once: comparing two weak references to a tokenizer is slow
     if held is None or held[0] != key:
@@ -224,6 +229,7 @@ def _remembered_facts(processor: Processor) -> dict[str, JSON]:
     return held[1]
 
 
+_SAMPLE = 16  # tokens that are looked up in each call
 # A vocabulary takes a tenth of a second to digest, and a processor may be passed with every call.
 _facts: MutableMapping[object, tuple[object, dict[str, JSON]]] = WeakIdKeyDictionary()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.support.portions import one_in
 from tests.support.stored import WORDS, save_base, tiny_bank, tiny_model, tiny_tokenizer
-from tokenizers import normalizers
+from tokenizers import models, normalizers
 from tokenizers.pre_tokenizers import PreTokenizer
 from transformers import ViTImageProcessor
 
@@ -127,6 +127,28 @@ def test_a_tokenizer_that_was_changed_in_place_is_refused_until_the_bank_is_save
             save_bank(known, tmp_path / "other")
         save_bank(known, tmp_path / "other", changed_base=True)
         assert [*predict(known, ["good"])[0]] == [*expected[0]]
+
+
+def other_words(tokenizer: Any) -> None:
+    words = {word: number for number, word in enumerate([*WORDS[:4], *reversed(WORDS[4:])])}
+    tokenizer.backend_tokenizer.model = models.WordLevel(words, unk_token="[UNK]")
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (other_words, "vocabulary"),
+        (lambda tokenizer: setattr(tokenizer.backend_tokenizer.model, "unk_token", "bad"), "model"),
+    ],
+)
+def test_a_vocabulary_of_the_same_size_is_noticed_in_place(
+    change: Callable[[Any], object], what: str, base: Path, tmp_path: Path
+):
+    save_bank(bank := bank_on(base), tmp_path / "bank")
+    predict(bank, ["good"])
+    change(bank.processor)
+    with pytest.raises(ConfigError, match=f"^predict: the tokenizer has changed since .*: {what} is"):
+        predict(bank, ["good"])
 
 
 def test_a_reader_belongs_to_the_tokenizer_with_which_it_was_trained(base: Path):
