@@ -15,7 +15,9 @@ from lamina.editing.record import edits, set_location, source_of
 from lamina.errors import ConfigError, LaminaError, StoreError
 from lamina.layers import stacks
 from lamina.layers.adapters import check_no_adapters, has_peft
+from lamina.layers.base_facts import is_setting, is_value
 from lamina.layers.devices import check_has_weights
+from lamina.layers.preserve import changed_by_passes
 from lamina.layers.stack import by_path
 from lamina.layers.wrappers import unwrapped
 from lamina.store.files import check_finite, files_in, staged, write_json
@@ -48,7 +50,8 @@ def check_reloads(model: PreTrainedModel, op: str) -> None:
     A model of the same class is built without memory for weights, and the names, shapes and sharing of all weights are
     compared. Models whose config says how they are quantised are not checked, as their weights have other shapes, nor
     are models with adapters (PEFT), which are merged before they are saved.
-    Classes that cannot be built from their config are not checked either, with a warning.
+    Classes that cannot be built from their config are not checked either, with a warning. Another warning names a
+    setting of a module, such as its activation, that was changed by hand and that a loaded model would not have.
 
     Args:
         model: A transformers model.
@@ -63,12 +66,35 @@ def check_reloads(model: PreTrainedModel, op: str) -> None:
     if any(map(has_packed, model.modules())):
         raise ConfigError(f"{op}: {_PACKED}")
     try:
-        problem = _problem(model, _rebuilt(model), "")
+        problem = _problem(model, empty := _rebuilt(model), "")
     except LaminaError as error:
         logger.warning("%s: whether the saved model will load again was not checked: %s", op, error)
         return
     if problem is not None:
         raise ConfigError(f"{op}: this {type(model).__name__} could not be loaded again: {problem}. {_HINT}")
+    if (changed := _changed_setting(model, empty)) is not None:
+        logger.warning("%s: a model that is loaded again would compute something else: %s. %s", op, changed, _HINT)
+
+
+def _changed_setting(model: nn.Module, empty: nn.Module) -> str | None:
+    """Return a module's setting that differs in `empty`, the model that would be loaded, as text; None if none does.
+
+    Settings are numbers and names that are attributes of the module in both models, and modules without weights, such
+    as activations. Those that only matter in training do not count.
+    """
+    twins = by_path(empty)
+    for path, module in by_path(model).items():
+        twin = twins.get(path.replace("_orig_mod.", ""))
+        if twin is None or not is_setting(path.rpartition(".")[2]):
+            continue
+        own, expected = vars(module), vars(twin)
+        if type(module) is not type(twin) and not [*module.parameters(), *twin.parameters()]:
+            return f"'{path}' is a {type(module).__name__}, and a {type(twin).__name__} by the config"
+        for name in sorted(own.keys() & expected.keys() - changed_by_passes(type(module))):
+            now, then = own[name], expected[name]
+            if is_setting(name) and now != then and is_value(now) and is_value(then):
+                return f"{name} of '{path}' is {now!r}, and {then!r} by the config"
+    return None
 
 
 def changed_blocks(model: PreTrainedModel) -> str | None:

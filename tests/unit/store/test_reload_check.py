@@ -112,6 +112,42 @@ def test_what_the_config_or_an_edit_says_is_not_refused(tmp_path: Path):
     assert torch.equal(model(ids).logits, loaded(ids).logits)
 
 
+def relu(model: Any) -> None:
+    model.bert.encoder.layer[1].intermediate.intermediate_act_fn = nn.ReLU()
+
+
+def eps(model: Any) -> None:
+    model.bert.encoder.layer[1].output.LayerNorm.eps = 0.5
+
+
+def config(model: Any) -> None:
+    model.config.layer_norm_eps = 0.5
+
+
+def nothing(model: Any) -> None:
+    model.bert.embeddings.dropout, model.note = nn.Identity(), 3
+    model.bert.encoder.layer[1].output.dropout.p = 0.9
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (relu, "'bert.encoder.layer.1.intermediate.intermediate_act_fn' is a ReLU, and a GELUActivation by the config"),
+        (eps, "eps of 'bert.encoder.layer.1.output.LayerNorm' is 0.5, and 1e-12 by the config"),
+        (config, "eps of 'bert.embeddings.LayerNorm' is 1e-12, and 0.5 by the config"),
+        (nothing, ""),
+    ],
+)
+def test_a_setting_that_a_loaded_model_would_not_have_is_named(
+    change: Callable[[Any], None], said: str, caplog: pytest.LogCaptureFixture
+):
+    model = bert()
+    change(model)
+    check_reloads(model, "save")
+    warned = f"save: a model that is loaded again would compute something else: {said}. Loading builds"
+    assert warned in caplog.text if said else caplog.text == ""
+
+
 def test_a_class_that_cannot_be_built_is_named(caplog: pytest.LogCaptureFixture):
     class Picky(BertModel):
         def __init__(self, config: BertConfig, size: int) -> None:
