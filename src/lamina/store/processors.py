@@ -214,14 +214,14 @@ def _remembered_facts(processor: Processor) -> dict[str, JSON]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     steps = [getattr(backend, name, None) for name in ("normalizer", "pre_tokenizer", "post_processor")]
     model: Any = getattr(backend, "model", None)
-    ids = range(0, len(tokenizer), len(tokenizer) // _SAMPLE + 1) if model is not None else ()
+    ids = range(0, len(tokenizer), len(tokenizer) // _SAMPLE + 1)
     scalars = {name: getattr(model, name) for name in dir(model) if not name.startswith("_")}  # such as `unk_token`
     key = (
         *(len(tokenizer), settings, *(getattr(tokenizer, name, None) for name in _SET)),
         *(tuple(tokenizer.added_tokens_decoder), tokenizer.special_tokens_map),
         *(step and step.__getstate__() for step in steps),
         {name: value for name, value in scalars.items() if not callable(value)},
-        [model.id_to_token(number) for number in ids],
+        None if model is None else [model.id_to_token(number) for number in ids],
     )
     held = _facts.get(processor)  # once: comparing two weak references to a tokenizer is slow
     if held is None or held[0] != key:
