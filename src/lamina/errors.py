@@ -129,12 +129,14 @@ class UnsupportedModelError(LaminaError, TypeError):
         model_type: The architecture's name, `config.model_type`.
         reason: Why the architecture is not supported; part of a sentence.
 
-    The parameter `hint`, a full sentence, says what to do instead and ends the message.
+    The parameter `hint`, a full sentence, says what to do instead and ends the message. `what` names the thing that is
+    not supported; None: the architecture, as "the family 'bert'".
     """
 
-    def __init__(self, *, op: str, model_type: str, reason: str, hint: str) -> None:
+    def __init__(self, *, op: str, model_type: str, reason: str, hint: str, what: str | None = None) -> None:
         self.op, self.model_type, self.reason = op, model_type, reason
-        super().__init__(f"{op}: the family '{model_type}' is not supported; {reason}. {hint}")
+        what = f"the family '{model_type}'" if what is None else what
+        super().__init__(f"{op}: {what} is not supported; {reason}. {hint}")
 
 
 class ModelNotFoundError(LaminaError, OSError):
@@ -188,6 +190,8 @@ class BaseMismatchError(StoreError):
         self.op, self.differs, self.what = op, differs, what
         listed = "; ".join(f"{name} was {saved}, here {here}" for name, (saved, here) in differs.items())
         option = "model=, or --model" if what == "base" else "processor=; by default the one that was saved with them"
+        if differs.get("adapters", ("none", ""))[0] != "none":
+            option = "model=PeftModel.from_pretrained(...); the bank's folder contains no adapters"
         hint = f"Give the {what} that they were trained on ({option}), or train them again on this one."
         super().__init__(f"{op}: these readers were trained on another {what}: {listed}. {hint}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +73,25 @@ def test_a_base_with_other_adapters_is_another_base(change: Callable[[Any], None
         ReaderBank.from_pretrained(tmp_path, tiny_model(), tiny_tokenizer())
 
 
+def test_a_saved_bank_names_the_adapters_of_its_base(tmp_path: Path):
+    tiny_bank(with_adapters("b", "a")).save_pretrained(tmp_path / "adapted")
+    tiny_bank().save_pretrained(tmp_path / "plain")
+    for folder, model, said in [
+        ("adapted", tiny_model(), r"adapters was a, here none; .* \(model=PeftModel.from_pretrained"),
+        ("adapted", with_adapters("b"), "adapters was a, here b; "),
+        ("plain", with_adapters("b"), r"adapters was none, here b; .* \(model=, or --model\)"),
+    ]:
+        with pytest.raises(BaseMismatchError, match=said):
+            ReaderBank.from_pretrained(tmp_path / folder, model, tiny_tokenizer())
+    manifest = tmp_path / "adapted" / "lamina.json"  # as an earlier version saved it
+    facts = json.loads(manifest.read_text())
+    del facts["base"]["adapters"]
+    manifest.write_text(json.dumps(facts))
+    assert ReaderBank.from_pretrained(tmp_path / "adapted", with_adapters("b", "a"), tiny_tokenizer()).readers
+    with pytest.raises(BaseMismatchError, match="another base: fingerprint was"):
+        ReaderBank.from_pretrained(tmp_path / "adapted", tiny_model(), tiny_tokenizer())
+
+
 def test_what_computes_the_same_is_the_same_base():
     plain, idle, merged = tiny_model(), with_adapters("a"), with_adapters("a")
     alone, beside = with_adapters("a"), with_adapters("a", "b")
@@ -115,13 +135,30 @@ def test_a_bank_notices_that_adapters_came_or_went():
         logits(bank)
 
 
+def test_a_bank_says_that_its_adapters_were_merged():
+    model = with_adapters("a")
+    bank = tiny_bank(model)
+    logits(bank)
+    for layer in adapted(model):
+        layer.merge()
+    with pytest.raises(ConfigError, match="with the adapters a, which are merged into its weights now"):
+        logits(bank)
+
+
+def test_adapters_are_refused_before_frozen_weights():
+    with pytest.raises(ConfigError, match="bank: train_base is set: the model carries adapters"):
+        ReaderBank(with_adapters("a").requires_grad_(False), train_base=True)
+
+
 def test_a_pass_that_would_change_weights_is_no_probe():
     model = with_adapters("a")
     for layer in adapted(model):
         layer.merge()
     enable_adapters(model, False)
     before = model.encoder.layer[0].attention.self.query.base_layer.weight.clone()
-    with pytest.raises(UnsupportedModelError, match=r"its adapters are merged and disabled\. Call unmerge_adapter"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"stacks: this state of the model is .* merged and disabled\. Call unmerge"
+    ):
         stacks(model)
     assert torch.equal(before, model.encoder.layer[0].attention.self.query.base_layer.weight)
 
@@ -129,7 +166,9 @@ def test_a_pass_that_would_change_weights_is_no_probe():
 def test_a_prompt_that_was_learned_is_refused():
     model = tiny_model()
     model.active_peft_config = type("PromptConfig", (), {"is_prompt_learning": True})()
-    with pytest.raises(UnsupportedModelError, match="its adapter learns a prompt"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"the model's adapter \(PEFT\) is not supported; it learns a prompt"
+    ):
         stacks(model)
 
 

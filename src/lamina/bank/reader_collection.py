@@ -65,14 +65,14 @@ class ReaderCollection(nn.Module):
     ) -> None:
         super().__init__()
         model = checked_model(model, "bank")
+        if train_base:
+            check_no_adapters(model, "bank: train_base is set")
         if train_base and not any(parameter.requires_grad for parameter in model.parameters()):
             problem = "train_base is set, but every parameter of the model is frozen"
             raise ConfigError(f"bank: {problem}; some must be trainable. Call model.requires_grad_(True) first.")
         if weight := first_non_finite(model.named_parameters()):
             what = f"the model's weight '{weight}' holds NaN or infinity, so every output would be NaN"
             raise NotFiniteError(f"bank: {what}. Load the model again.", name=weight)
-        if train_base:
-            check_no_adapters(model, "bank: train_base is set")
         if not isinstance(model, RecordedModel):
             provider("edits").edits(model)  # refuses a model that has lost inserted layers
         model = model.eval() if train_base else model.eval().requires_grad_(False)

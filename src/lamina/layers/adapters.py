@@ -72,6 +72,11 @@ def active_adapters(layer: PeftLayer) -> tuple[str, ...]:
     return () if layer.disable_adapters or getattr(layer, "merged", False) else tuple(layer.active_adapters)
 
 
+def adapters_of(model: nn.Module) -> list[str]:
+    """Return the names of all adapters that are active in any layer of a model; see `active_adapters`."""
+    return list(dict.fromkeys(name for layer in adapted_layers(model) for name in active_adapters(layer)))
+
+
 def adapter_modules(layer: PeftLayer) -> Iterator[nn.Module]:
     """Yield all modules inside a PEFT layer that belong to its adapters, active or not."""
     for name in (*layer.other_param_names, *layer.adapter_layer_names):

@@ -208,7 +208,9 @@ def _discover(model: nn.Module) -> dict[str, LayerStack]:
         if by_tower := _tower_stacks(model):
             return by_tower
         family = family_of(model)
-        raise UnsupportedModelError(op="stacks", model_type=family, reason=error.reason, hint=error.hint) from error
+        raise UnsupportedModelError(
+            op="stacks", model_type=family, reason=error.reason, hint=error.hint, what=error.what
+        ) from error
 
 
 def _tower_stacks(model: nn.Module) -> dict[str, LayerStack]:
@@ -225,10 +227,10 @@ def _tower_stacks(model: nn.Module) -> dict[str, LayerStack]:
 
 
 class _UnreadableError(Exception):
-    """Raised when layers cannot be found. `stacks` turns it into an UnsupportedModelError with its reason and hint."""
+    """Raised when layers cannot be found. `stacks` turns it into an UnsupportedModelError with the same attributes."""
 
-    def __init__(self, reason: str, hint: str = _ELSEWHERE) -> None:
-        self.reason, self.hint = reason, hint
+    def __init__(self, reason: str, hint: str = _ELSEWHERE, what: str | None = None) -> None:
+        self.reason, self.hint, self.what = reason, hint, what
         super().__init__(reason)
 
 
@@ -244,11 +246,11 @@ def _find_stacks(model: nn.Module) -> dict[str, LayerStack]:
     if not hasattr(getattr(model, "config", None), "to_dict"):
         raise _UnreadableError("it is not a transformers model: it has no config", "Load it with AutoModel.")
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-        reason = "its adapter learns a prompt, which is not part of its layers"
-        raise _UnreadableError(reason, "Use another adapter (LoRA).")
+        reason = "it learns a prompt, which is not part of the layers"
+        raise _UnreadableError(reason, "Use another adapter (LoRA).", "the model's adapter (PEFT)")
     if any(layer.disable_adapters and getattr(layer, "merged", False) for layer in adapted_layers(model)):
         reason = "its adapters are merged and disabled"
-        raise _UnreadableError(reason, "Call unmerge_adapter() of the PEFT model first.")
+        raise _UnreadableError(reason, "Call unmerge_adapter() of the PEFT model first.", "this state of the model")
     if is_bitsandbytes(model):
         effect = "whose kernels give a token different values in different batches, and no test of Lamina runs them"
         raise _UnreadableError(f"its weights are packed by bitsandbytes, {effect}", "Load it in bfloat16.")

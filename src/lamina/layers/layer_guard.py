@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from lamina.errors import ConfigError
-from lamina.layers.adapters import active_adapters, has_adapters, without_adapters
+from lamina.layers.adapters import active_adapters, adapted_layers, has_adapters, without_adapters
 from lamina.layers.base_facts import StackSettings
 from lamina.layers.block_moves import Move
 from lamina.layers.discovery import stacks
@@ -148,10 +148,16 @@ class LayerGuard:
         for path, count in self._block_counts.items():
             if (blocks := len(children_of(now[path]))) != count:
                 return f"'{path}' has {blocks} blocks, not {count}"
-        if (active := self._active_adapters(model)) != self._active:
-            before, after = (" and ".join(names) or "none" for names in (self._active, active))
-            return f"it computed with the adapters {before}, and does with {after} now"
-        return None
+        return self._changed_adapters(model)
+
+    def _changed_adapters(self, model: nn.Module) -> str | None:
+        """Return how the active adapters have changed since this guard was made, as a phrase; None if they have not."""
+        if (active := self._active_adapters(model)) == self._active:
+            return None
+        before, after = (" and ".join(names) or "none" for names in (self._active, active))
+        if not active and any(getattr(layer, "merged", False) for layer in adapted_layers(model)):
+            return f"it computed with the adapters {before}, which are merged into its weights now"
+        return f"it computed with the adapters {before}, and does with {after} now"
 
     def _active_adapters(self, model: nn.Module) -> tuple[str, ...]:
         """Return the names of a model's active adapters; () if none. One layer is asked: PEFT switches all together."""

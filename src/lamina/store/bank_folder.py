@@ -37,7 +37,7 @@ from lamina.errors import (
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.layers import select, stacks
-from lamina.layers.adapters import check_no_adapters
+from lamina.layers.adapters import adapters_of, check_no_adapters
 from lamina.layers.base_facts import StackSettings
 from lamina.layers.discovery import pick_stack
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
@@ -299,6 +299,7 @@ def _base_facts(bank: ReaderBank, *, present: bool) -> BaseFacts:
         stacks=saved,
         library=library_versions(),
         trained=bank.saves_base,
+        adapters=adapters_of(model),
     )
 
 
@@ -480,6 +481,9 @@ def _check_base(saved: BaseFacts, model: PreTrainedModel) -> None:
     if differs:
         if (dtype := str(model.dtype).removeprefix("torch.")) != saved.dtype:
             differs["dtype"] = (saved.dtype, dtype)
+        if saved.adapters is not None and (active := adapters_of(model)) != saved.adapters:
+            before, here = (" and ".join(names) or "none" for names in (saved.adapters, active))
+            differs = {"adapters": (before, here), **differs}
         raise BaseMismatchError(op="load", differs=differs)
 
 

@@ -115,6 +115,9 @@ class BaseFacts(SavedFacts):
             readers. `id` is then where it was loaded from, even if it was changed since.
         recorded: The recorded layers, if the readers were trained on recorded states. An unknown `id` is then None, and
             an unknown `model_type` "". None: the readers were trained on the model itself.
+        adapters: Names of the adapters (PEFT) that were active in the model. They are only for messages: the stacks'
+            fingerprints decide whether other adapters compute the same. None in banks of earlier versions or on
+            recorded states.
         pooling: How the states of a row's tokens became one recorded state. None: there is a state per token, or
             `recorded` is None.
     """
@@ -127,6 +130,7 @@ class BaseFacts(SavedFacts):
     library: str | None = None
     trained: bool = False
     recorded: list[int] | None = None
+    adapters: list[str] | None = None
     pooling: StatesPooling | None = None
 
     @classmethod
@@ -281,6 +285,9 @@ class StatesManifest(SavedFacts):
         layers: Layers in the files, ascending.
         arrays: The tensors. If several hold states of one layer, they come in the order of the rows.
         lengths: File `.npy` with the number of tokens of each row. None: the arrays show it.
+        adapters: Names of the adapters (PEFT) that were active in the model. They are only for messages: the stacks'
+            fingerprints decide whether other adapters compute the same. None in banks of earlier versions or on
+            recorded states.
         pooling: How the states of a row's tokens became one: "first", "last" or "mean". None: every token has a state.
         stack: Name of the stack.
         model: Hub id or folder of the model. None: unknown.

@@ -14,6 +14,7 @@ from torch import nn
 from lamina.bank import is_read_by_bank
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, first_line
+from lamina.layers.adapters import without_wrapper
 from lamina.layers.preserve import eval_mode
 from lamina.layers.types import tokenizer_of
 from lamina.store.models import load_processor
@@ -356,7 +357,7 @@ def task_of(model: PreTrainedModel, kind: str | None = None, op: str = "predict"
     config: Any = model.config
     for name in KINDS.names() if kind is None else ():
         classes = getattr(transformers, kind_of(name).auto_class)._model_mapping.get(type(config), ())
-        if isinstance(model, classes):
+        if isinstance(without_wrapper(model), classes):
             kind = name
             break
     if kind is None:

@@ -158,6 +158,15 @@ def test_nothing_is_said_of_saving_a_model_with_adapters(caplog: pytest.LogCaptu
     assert "will load again" not in caplog.text
 
 
+def test_a_model_with_adapters_answers_like_the_model_inside():
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(bert(), peft.LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS"))
+    tune(model, yes_no())
+    (answer,) = predict(model, ["good film"], processor=tiny_tokenizer())
+    assert answer == predict(model.get_base_model(), ["good film"], processor=tiny_tokenizer())[0]
+    assert answer["sequence_classification"]["label"] in ("no", "yes")
+
+
 def test_names_of_classes_that_differ_in_case_alone_are_kept():
     model = bert()
     model.config.id2label = {0: "NO", 1: "Yes"}
