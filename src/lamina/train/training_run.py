@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 
 _FEW_STEPS = 30  # with fewer optimizer steps, a reader has learnt little
 _FEW_ROWS = 8  # with fewer validation rows, the choice of the best epoch is a matter of chance
+_NEARLY_ALL = 0.9  # if one class has a larger share of the rows, accuracy says little about the others
 _ROWS_TO_COMPARE = 20  # with fewer validation rows, which of two scores is better is a matter of chance
 _READ_PARTS = ("train", "validation")  # parts that are read in every epoch
 _FILES = ("history.json", "table.parquet", "importances.parquet")  # the last one only for a bank, see `_write`
@@ -195,7 +196,7 @@ def _training_groups(
 
     `specs` is learner name -> its `RunSpec`; `encodings` and `states` are as in `train`. Raises the errors of
     `groups_of`, and DataError if a task has rows without a label, its `missing_labels` is None and no other task shares
-    its rows.
+    its rows. In `lamina.fit` and `lamina.finetune`, a warning says how many examples are cut.
     """
     groups = list(groups_of(runner, tasks, "train", options, encodings))
     for group in groups if states else ():
@@ -208,7 +209,23 @@ def _training_groups(
             rule = "no other task shares these rows"
             hint = "Give the task missing_labels='mask' to train on the others, or 'drop' to leave them out"
             raise DataError(f"{runner.op}: {got}, and {rule}. {hint}.")
+    if encodings is None and runner.op in ("fit", "finetune"):  # recipes and studies have many runs on the same texts
+        _warn_of_cut(runner.op, groups)
     return groups
+
+
+def _warn_of_cut(op: str, groups: Sequence[Group]) -> None:
+    """Log a warning if training examples are too long to be read whole. Only rank 0 warns. `op` begins the message."""
+    cut: list[str] = []
+    for group in groups if not rank() else ():
+        names: dict[int, list[str]] = defaultdict(list)
+        for name in group.names:
+            names[group.truncated(name)].append(f"'{name}'")
+        rows = len(group.tasks[group.names[0]].split("train"))
+        cut += [f"{count} of {rows} training examples of {_first_ten(same)}" for count, same in names.items() if count]
+    if cut:
+        hint = "Raise max_length, if the model reads more"
+        logger.warning("%s: too long to be read whole, and cut off: %s. %s.", op, "; ".join(cut), hint)
 
 
 def _warn_of_few_rows(op: str, scored: Mapping[str, Task], options: FitOptions, several: set[str]) -> None:
@@ -230,8 +247,9 @@ def _warned_of_little(op: str, engine: Engine, result: FitResult) -> FitResult:
 
     A warning names the readers that took fewer than 30 optimizer steps, unless the options that decide their number
     have other values than the defaults. Another names the other learners that are not better, on their validation
-    splits, than the best constant answer (by the mean absolute error, if that is a metric of theirs). Splits with fewer
-    than 20 labelled rows are left out. A warning lists at most 10 names. `op` begins the messages. Only rank 0 warns.
+    splits, than the best constant answer (by the mean absolute error, if that is a metric of theirs); where one class
+    has nearly all rows, it suggests other metrics than accuracy. Splits with fewer than 20 labelled rows are left out.
+    A warning lists at most 10 names. `op` begins the messages. Only rank 0 warns.
     """
     if op != "fit" or rank():
         return result
@@ -247,6 +265,7 @@ def _warned_of_little(op: str, engine: Engine, result: FitResult) -> FitResult:
         hint = f"Raise epochs, for instance to {enough}, or lower batch_size"
         logger.warning("%s: %s %s. %s.", op, _first_ten([f"'{name}'" for name in few]), took, hint)
     poor: list[str] = []
+    uneven: list[Task] = []
     for name, constant in result.baselines.items():
         metric = "mae" if "mae" in constant else engine.learners[name].metric
         rows = plan.tasks[name].split("validation")
@@ -256,9 +275,19 @@ def _warned_of_little(op: str, engine: Engine, result: FitResult) -> FitResult:
             continue
         if sign * result.best[name][metric] <= sign * constant[metric]:
             poor.append(f"'{name}' ({metric} {result.best[name][metric]:.3f}, always '{constant['always']}')")
+            uneven += [plan.tasks[name]] if metric == "accuracy" and constant[metric] > _NEARLY_ALL else []
     if poor:
-        logger.warning("%s: not better on validation than one and the same answer: %s", op, _first_ten(poor))
+        names, hint = _first_ten(poor), _other_metrics(uneven[0]) if uneven else ""
+        logger.warning("%s: not better on validation than one and the same answer: %s%s", op, names, hint)
     return result
+
+
+def _other_metrics(task: Task) -> str:
+    """Return the end of a warning: which metrics to choose for a task in which one answer is right for most rows."""
+    kind, facts = task.kind, (task.problem_type, task.labels)
+    known = {*kind.metrics(*facts), *kind.further_metrics(*facts)}
+    names = [repr(name) for name in ("macro_f1", "auroc", "f1") if name in known]
+    return f". Over 90 % of the rows have one answer: choose metric={' or '.join(names[:2])} when you make the task"
 
 
 def _first_ten(names: Sequence[str]) -> str:

@@ -96,6 +96,34 @@ def test_readers_that_are_no_better_than_one_answer_are_named(caplog: pytest.Log
     assert "'far10'" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("third", "hint"),
+    [("neutral", "metric='macro_f1' or 'f1'"), (None, "metric='macro_f1' or 'auroc'")],
+)
+def test_where_one_class_has_nearly_all_rows_other_metrics_are_suggested(
+    third: str | None, hint: str, caplog: pytest.LogCaptureFixture
+):
+    rows = [{"sentence": "the film", "label": "ja" if at == 0 else "nein"} for at in range(22)]
+    labels = ("nein", "ja") if third is None else ("nein", "ja", third)
+    rare = Task.from_dataset("sequence_classification", {"train": rows, "validation": rows}, labels=labels, name="m")
+    fit(tiny_bank({"mood": reader(rare)}), {"mood": rare}, epochs=1, learning_rate=1e-9, progress=False)
+    assert f"Over 90 % of the rows have one answer: choose {hint} when you make the task" in caplog.text
+
+
+def test_training_texts_that_are_cut_are_counted_once(caplog: pytest.LogCaptureFixture):
+    rows = [{"sentence": "the film is good and very bad" if at % 3 else "film", "label": at % 2} for at in range(12)]
+    long = Task.from_dataset("sequence_classification", {"train": rows, "validation": rows[:8]}, name="m")
+    bank = tiny_bank({"a": reader(long), "b": reader(long)})
+    fit(bank, {"a": long, "b": long}, epochs=2, max_length=4, progress=False)
+    told = (
+        "fit: too long to be read whole, and cut off: 8 of 12 training examples of 'a', 'b'. Raise max_length, if the"
+    )
+    assert [message for message in caplog.messages if "max_length" in message] == [f"{told} model reads more."]
+    caplog.clear()
+    fit(bank, {"a": long, "b": long}, epochs=2, progress=False)
+    assert "max_length" not in caplog.text
+
+
 def test_running_text_repeats_lines_without_a_warning(caplog: pytest.LogCaptureFixture):
     rows = [{"text": "a line"}, {"text": "another"}]
     warn_of_texts("fit", [Task.from_dataset("masked_lm", {"train": rows, "validation": rows})])
