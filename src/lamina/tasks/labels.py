@@ -124,16 +124,20 @@ def labelled_table(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
         hint = "a part of a task needs one. Fill the column, or name another with label (--label)"
         raise DataError(f"task: {table.path} has no row with a label in column '{column}'; {hint}.", path=table.path)
     masked = {*kept} & missing.keys()
-    for fate, rows in ("are left out", missing.keys() - masked), ("give no loss and no score for it", masked):
-        held = (trimmed(cell) for at in refused if at in rows and isinstance(cell := missing[at], str))
-        there = [repr(text) for text in dict.fromkeys(held) if text and how is None]
-        hint = f". Some hold {listed(there)}; if one is a class, name it in labels" if there else ""
-        if count := len(skipped & rows):
-            hint += f". The annotator rejected, skipped or did not finish {count} of them"
+    for fate, rows in ("are left out", missing.keys() - masked), ("give no loss and no score", masked):
+        cells = (trimmed(cell) for at in refused if at in rows and isinstance(cell := missing[at], str))
+        held = [repr(text) for text in cells if text and how is None]
+        what, hint = f"have no label in column '{column}' and {fate}", ""
+        if held:
+            label = "empty or " * (len(held) < len(rows)) + listed([*dict.fromkeys(held)])
+            what = f"{fate}, because their label in column '{column}' is {label}"
+            hint = ". If one of these texts is a class, name all classes in labels"
+        if unfinished := len(skipped & rows):
+            hint += f". The annotator rejected, skipped or did not finish {unfinished} of them"
         if rows:
             numbers = listed([table.rows[at] for at in sorted(rows)])
-            what = f"{len(rows)} of {len(table)} rows have no label in column '{column}' and {fate} (rows {numbers})"
-            logger.warning("task: %s: %s%s", table.path, what, hint)
+            count = f"{len(rows)} of {len(table)}"
+            logger.warning("task: %s: %s rows %s (rows %s)%s", table.path, count, what, numbers, hint)
     rest, places = table.select_rows(present), [place for place, at in enumerate(kept) if at not in masked]
     whole = table if len(kept) == len(table) else table.select_rows(kept)
     return replace(rest, whole=whole, places=places) if masked else rest

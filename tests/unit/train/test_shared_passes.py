@@ -77,10 +77,10 @@ def test_rows_without_a_label_are_masked_where_another_task_shares_them(caplog: 
         name: Task.from_dataset("sequence_classification", parts, text="text", label=name) for name in ("mood", "topic")
     }
     assert sorted(caplog.messages) == [
-        "task: task/train: 16 of 48 rows have no label in column 'mood' and give no loss and no score for it "
+        "task: task/train: 16 of 48 rows have no label in column 'mood' and give no loss and no score "
         "(rows 1, 4, 7, 10, 13, 16, 19, 22, 25, 28, ...)",
-        "task: task/validation: 4 of 12 rows have no label in column 'mood' and give no loss and no score for it "
-        "(rows 1, 4, 7, 10). Some hold 'NONE', 'NA'; if one is a class, name it in labels",
+        "task: task/validation: 4 of 12 rows give no loss and no score, because their label in column 'mood' is "
+        "'NONE', 'NA' (rows 1, 4, 7, 10). If one of these texts is a class, name all classes in labels",
     ]
     bank = bank_for(**tasks)
     result = train(bank, tasks, epochs=2, batch_size=8)
