@@ -213,8 +213,8 @@ def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) 
     """Return functions that apply the requested edits to a model; `changes` has the name and arguments of each.
 
     `least` are the options of `--drop auto:N`. Raises ConfigError if there is no edit, `--drop auto:N` lacks a task or
-    a number, or an option of `least` is set that no edit uses. Also raises the errors of `parse_plan` and `task_fields`
-    for the task of `--drop auto:N`.
+    a number, or an option of `least` is set that no edit uses. Raises DataError, ConfigError or UnknownNameError if the
+    task of `--drop auto:N` cannot be read or is not valid.
     """
     from lamina.recipes.edits import EDITS, is_random
     from lamina.studies.cutting.least_blocks import DROP_LEAST, parse_plan, task_fields
@@ -249,7 +249,7 @@ def _planned(plan: Path, named: list[str], least: LeastOptions) -> Apply:
     Raises:
         ConfigError: If `named` is not empty; if `least` has a task, data folder or seed for which the plan has no use;
             or if --by or --heal is set, since the plan says how blocks are chosen.
-        LaminaError: The errors of `read_plan` and `task_fields`.
+        LaminaError: If the plan, or the file of a task, cannot be read or is not valid.
     """
     from lamina.studies.cutting.least_blocks import parse_plan, read_plan, task_fields
 

@@ -98,7 +98,7 @@ def export(  # noqa: PLR0913
 def _opened(saved: str, base: str | None) -> tuple[ReaderBank | PreTrainedModel, Processor | None]:
     """Load a bank or a whole model by folder or hub id; return it and its tokenizer (None if it has none).
 
-    `base` is the base model of a bank. None: the one that the bank names. Raises the errors of `open_on`.
+    `base` is the base model of a bank. None: the one that the bank names. Raises LaminaError if loading fails.
     """
     from lamina.store import load, saved_class
     from lamina.store.manifest import MANIFEST

@@ -261,7 +261,7 @@ def _draw_inserted(
 
     `head` is the attention head to draw, from 0. The first inserted layer that fits `layer`, `projection` and `stack`
     (None: any) is drawn. Raises UnknownNameError if no inserted layer fits them, ModelNotFoundError if a model cannot
-    be found, and the errors of `inserted_weights` and `weight_maps`.
+    be found, ConfigError if one has no inserted layers, and the errors of `weight_maps`.
     """
     from lamina.report.inserted_weights import chosen_weight, diagonals, inserted_weights, weight_maps
     from lamina.store import load, saved_class

@@ -174,7 +174,7 @@ def _application(
     """Load a saved bank (folder or hub id), and return the web application that serves it.
 
     `model` replaces the base model that the bank names, and the device "auto" is a GPU if there is one. The other
-    arguments are those of `create_app`. Raises the errors of `_opened` and of `create_app`.
+    arguments are those of `create_app`. Raises LaminaError if the bank cannot be loaded or served.
     """
     from lamina.serve import create_app
 

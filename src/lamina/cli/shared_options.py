@@ -78,7 +78,8 @@ ReadersOption = Annotated[list[str] | None, Option("--readers", "--reader", meta
 def open_on(saved: str, *, base: str | None, device: str, writes: bool = False) -> ReaderBank | PreTrainedModel:
     """Load a bank or a whole model, and move it to a device.
 
-    Raises ConfigError if the device cannot be used, and the errors of `open_saved`.
+    Raises ConfigError if the device cannot be used, or `base` is given for a whole model; and the other errors of
+    `open_saved`, such as ModelNotFoundError and StoreError.
 
     Args:
         saved: Folder or hub id of the bank or model.

@@ -73,6 +73,8 @@ def describe_states(  # noqa: PLR0913
 ) -> StatesManifest:
     """Describe hidden states that another program left in a folder: check the files, and write `states.json`.
 
+    After an error, an older `states.json` stays.
+
     Args:
         folder: The folder.
         files: The files in the order of the rows, relative to the folder. None: all `.npy`, `.safetensors` and
@@ -170,7 +172,7 @@ def _arrays(folder: Path, name: str, form: StatesForm, layers: list[int], rows: 
     """Return the manifest's entries for the file `name`: one, or one per layer if each layer has its own tensor.
 
     `layers` are the program's layer numbers, to which `form.shift` is added. `rows` is the number of rows of a tensor
-    without an axis "rows". Raises the errors of `place_of`, and DataError if the form does not name every axis.
+    without an axis "rows". Raises DataError if a tensor is missing or damaged, or the form does not name each axis.
     """
     per_layer = form.tensor is not None and "{layer}" in form.tensor
     entries: list[StatesArray] = []

@@ -19,9 +19,9 @@ def json_rows(path: Path, lines: Numbered[str]) -> Numbered[Record]:
     """Yield (number, object) for the lines of a file that are not blank, or for the array that the whole file is.
 
     Numbers are those of the lines; in an array they count its entries from 1. A DataError stands for what is not an
-    object. A file is read as an array if its first line begins with "[", unless that line is a whole list and others
-    follow, or the file is not an array and its second line is an object. The iterator raises DataError if such a file
-    is not an array, or has more than `MAX_BYTES` characters.
+    object. A file whose first line begins with "[" is read as an array. If that fails, and the first line is a list or
+    the second an object, it is read line by line; else the iterator raises DataError. It fails too if the file has more
+    than `MAX_BYTES` characters.
     """
     filled = (line for line in lines if isinstance(line[1], DataError) or line[1].strip())
     held = list(islice(filled, 1))

@@ -169,6 +169,7 @@ def open_states(
         CacheError: In mode "on", if the states cannot be cached or written.
         ConfigError: If the model must run, and has changed since the bank was made.
         UnknownNameError: If there is no reader of a name.
+        DataError: If an example cannot be read.
     """
     if settings.mode == "off":
         return None

@@ -112,7 +112,7 @@ def deciding_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]
 
 
 def word_places(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> dict[int, list[tuple[int, int]]]:
-    """Return window -> (position, word) of each word's first token; words are counted through all texts, from 0.
+    """Return window -> a list of (position, word), one for each word's first token; words count through all texts.
 
     Arguments and errors are those of `word_tokens`. Windows without a first token have no entry.
     """

@@ -141,7 +141,8 @@ class LaminaEstimator(BaseEstimator):
     def _new_bank(self) -> ReaderBank:
         """Return a new bank without readers on the estimator's model; delete the `bank_` of an earlier `fit`.
 
-        The model and processor are also recorded, to load the estimator from a pickle. Raises the errors of `model_of`.
+        The model and processor are also recorded, to load the estimator from a pickle. Raises ConfigError without a
+        tokenizer, and the errors of `lamina.load`.
         """
         vars(self).pop("bank_", None)  # the bank of an earlier `fit`, which may have other classes
         self._base: tuple[ModelLike, Processor | None] = (self.model, self.processor)

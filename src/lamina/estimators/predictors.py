@@ -89,7 +89,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         """Train a new reader, set the fitted attributes, and return the estimator.
 
         If `model` is a loaded model, its weights do not change; it stays frozen and in eval mode. An earlier `bank_` is
-        replaced.
+        replaced, and is gone if training fails.
 
         Args:
             X: Texts, or pairs of texts.
@@ -106,9 +106,9 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         op = self._op()
         texts = self._texts(X, "fit", reset=True)
         targets, seed = class_targets(y, texts, op), self._seed()
-        self.classes_ = cast("np.ndarray", targets.classes)
         task = self._task(Split.of(texts, targets.values), targets, seed)
         bank = self._new_bank()
+        self.classes_ = cast("np.ndarray", targets.classes)
         bank.add(READER, self._reader(task, self.reader, seed, class_weights=self._weights(targets)))
         self._train(bank, task, seed)
         return self
@@ -226,7 +226,7 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
         """Train a new reader, set the fitted attributes, and return the estimator.
 
         If `model` is a loaded model, its weights do not change; it stays frozen and in eval mode. An earlier `bank_` is
-        replaced.
+        replaced, and is gone if training fails.
 
         Args:
             X: Texts, or pairs of texts.
@@ -312,7 +312,7 @@ class LaminaTagger(LaminaEstimator):
         """Train a new reader, set the fitted attributes, and return the estimator.
 
         If `model` is a loaded model, its weights do not change; it stays frozen and in eval mode. An earlier `bank_` is
-        replaced.
+        replaced, and is gone if training fails.
 
         Args:
             X: One list of words per sentence.
@@ -336,12 +336,12 @@ class LaminaTagger(LaminaEstimator):
         labels = sorted(by_name)
         if recognise(labels) is None and (odd := odd_tag(labels)) is not None:
             raise DataError(f"{op}: y has the tag {odd!r}, and other tags mark spans; all must be alike. Correct it.")
-        self.classes_ = [by_name[name] for name in labels]
         number, seed = {name: at for at, name in enumerate(labels)}, self._seed()
         values = [tuple(number.get(_name(tag, op) or "", IGNORED) for tag in row) for row in tags]
         targets = Targets("classification", tuple(labels), values)
         task = self._task(_split(words, values), targets, seed)
         bank = self._new_bank()
+        self.classes_ = [by_name[name] for name in labels]
         bank.add(READER, self._reader(task, self.reader, seed))
         self._train(bank, task, seed)
         return self
@@ -374,7 +374,7 @@ class LaminaTagger(LaminaEstimator):
 
         Raises:
             NotFittedError: If `fit` was not called.
-            DataError: If X or y has the wrong form.
+            DataError: If X or y has the wrong form, or all tags are -100.
             LaminaError: If the backend cannot be used, or an output is NaN or infinite.
         """
         guesses = self.predict(X)

@@ -67,7 +67,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         """Choose the layers, or train the fusion, and set the fitted attributes; return the estimator.
 
         If `model` is a loaded model, its weights do not change; it stays frozen and in eval mode. An earlier `bank_` is
-        replaced.
+        replaced, and is gone if training fails.
 
         Args:
             X: Texts, or pairs of texts.

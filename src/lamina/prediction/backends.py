@@ -176,7 +176,7 @@ def _engine(bank: ReaderBank, backend: Backend, names: Sequence[str], op: str) -
 
 
 def _exported(bank: ReaderBank, folder: Path | None, op: str) -> OnnxEngine:
-    """Return an engine from a new export of all readers of a bank; errors as in `export_onnx` and `OnnxEngine.open`.
+    """Return an engine from a new export of all readers of a bank; errors as in `engine_of`.
 
     The export is written into `folder`. If `folder` is None or cannot be written, the export is only kept in memory.
     """

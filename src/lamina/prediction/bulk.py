@@ -215,7 +215,8 @@ def read_examples(
 ) -> Iterator[tuple[list[int], list[object], int]]:
     """Yield for each chunk of a file: its examples' line numbers, the examples, and how many rows were parsed.
 
-    An example is a text or a file, or a tuple of two texts. Raises the errors of `read_chunks`.
+    An example is a text or a file, or a tuple of two texts. Raises DataError if the file or a column is missing,
+    and as `bad` says.
 
     Args:
         source: The file.
@@ -321,7 +322,10 @@ class Partial:
         return write_errors(f"predict: {self.lines.parent}", *((left, hint) if self.rows else ("", "")))
 
     def add(self, rows: Sequence[JSONObject], *, read: int) -> None:
-        """Append `rows`, the output of the next `read` source rows, and save all counters; StoreError if that fails."""
+        """Append `rows`, the output of the next `read` source rows, and save all counters.
+
+        Raises StoreError if that fails; `size`, `rows` and `read` are then as before.
+        """
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
         state = (self.size + len(data), self.rows + len(rows), self.read + read, self.skipped, self.bad)
         with self.writing():

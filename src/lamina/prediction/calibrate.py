@@ -192,7 +192,7 @@ class TextScores:
         return [float(own.max(initial=-math.inf)) for own in self.running]
 
     def asked(self) -> float:
-        """Return the fraction of tokens with a finite score.
+        """Return the fraction of tokens with a finite score; 0 without tokens.
 
         For a cascade, these are the tokens that its second reader read.
         """
@@ -404,7 +404,10 @@ def range_mask(ranges: Sequence[TokenRange], length: int) -> Tensor:
 
 
 def flagged_labels(op: str, positive: str | int | Sequence[str | int], labels: Sequence[str]) -> list[str]:
-    """Return the labels that `positive` names. For its forms and errors see `named_class`; `op` begins messages."""
+    """Return the labels that `positive` names, in the forms of `named_class`; `op` begins messages.
+
+    Raises UnknownNameError if there is no such label, and ConfigError if it cannot be a name.
+    """
     names = [positive] if isinstance(positive, str | int) else positive
     return [named_class(op, name, labels) for name in names]
 

@@ -91,7 +91,8 @@ def evaluate(  # noqa: PLR0913
             scored on all its rows, by default with the columns that it was trained on.
         text: Column of the text in a file. None: the column that a reader learnt from.
         text_pair: Column of the second text in a file. None: the column that a reader learnt from, if any.
-        labels: Reader name -> column of its label in a file, or one column for all. None: as in training.
+        labels: Reader name -> column of its label in a file, or one column for all. None, and for other readers: as in
+            training.
         positive: The positive class, for "f1" and the recalls: reader name -> class, or one class for all readers (with
             a file only for those with two labels, if there are any). None: the task's positive class, or the one with
             which a reader was trained.

@@ -83,8 +83,8 @@ def extract(  # noqa: PLR0913
     """Write the hidden states of the texts in a file to a folder, with `states.json`, which describes them.
 
     `Task.from_states` reads the folder. The other columns of the file are written to `rows.jsonl`, so that readers find
-    their labels there. The number of bytes to write is logged before the model runs. After a killed run, the same call
-    continues with the first missing file.
+    their labels there. The number of bytes to write is logged before the model runs. After a killed run or an error,
+    the same call continues with the first missing file.
 
     Args:
         model: The model.
@@ -113,7 +113,8 @@ def extract(  # noqa: PLR0913
         ConfigError: If there is no tokenizer, the stack is a decoder beside an encoder, the model does not have one
             state per token of a text, `layers` is no selector, or `batch_size` or `max_length` is out of range.
         UnsupportedModelError: If the layers of the model cannot be found.
-        StoreError: If the folder holds other files or states of a run with other arguments, or the disk is too small.
+        StoreError: If the folder cannot be written, or holds other files or states of a run with other arguments, or
+            the disk is too small.
     """
     check_known("extract", [dtype], _DTYPES, "dtype")
     check_range("extract", "batch_size", batch_size, 1)

@@ -35,7 +35,8 @@ class MessageScore(TypedDict):
         message: Index of the reply among the messages, from 0.
         monitor: Name of the monitor.
         score: The highest score.
-        flagged_at: Index, from 0, of the reply's token at which it was flagged; None: it was not.
+        flagged_at: Index, from 0, of the reply's token at which it was flagged; None: it was not, or there is no
+            threshold.
         unread: Number of tokens at the beginning of the reply that were not scored, because the reply is too long.
     """
 

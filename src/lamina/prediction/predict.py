@@ -160,7 +160,7 @@ class Prepared:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of all examples, without padding."""
+        """Number of tokens in all groups, without padding."""
         return sum(int(sum(group.inputs.lengths)) for group in self.groups)
 
     def warn(self, op: str) -> None:

@@ -165,8 +165,8 @@ def monitor(  # noqa: PLR0913
             below 1000; each reply counts up to its alarm (see `TokenRateTest`). Choose it if replies differ much in
             length.
         confidence: Probability with which the rate holds, and confidence level of the intervals.
-        messages: Column of chats, whose last message is the reply. None: a column with a usual name, such as
-            "messages"; if there is none, `prompt` and `reply` are read.
+        messages: Column of chats, whose last message is the reply; `prompt` and `reply` are then not read. None: a
+            column with a usual name, such as "messages"; without one, or if one of those two is named, they are read.
         prompt: Column of prompts. None: a column with a usual name.
         reply: Column of replies. None: a column with a usual name.
         label: Column of labels. None: a column with a usual name.
@@ -195,7 +195,8 @@ def monitor(  # noqa: PLR0913
         ModelNotFoundError: If the model cannot be found.
         UnsupportedModelError: If the model's layers cannot be found.
         NotFiniteError: If a score is NaN.
-        StoreError: If `output` cannot be written, or holds files of another program. Raised before training.
+        StoreError: If the model's files are damaged, or `output` cannot be written or holds files of another program.
+            Raised before training.
         MissingExtraError: If scipy is not installed.
     """
     promise = _Promise(rate, per, confidence)

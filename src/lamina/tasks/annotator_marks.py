@@ -43,7 +43,7 @@ def skipped_rows(table: Table, spec: ColumnSpec) -> set[int]:
 
 
 def kept_rows(table: Table, spec: ColumnSpec, *, texts: bool = False) -> list[int]:
-    """Return the indices of the rows that stay in a task, with a label or masked; see `labels.labelled`."""
+    """Return the indices of the rows that stay in a task, with a label or masked; arguments: see `labels.labelled`."""
     is_drop, labels = spec.missing_labels == "drop", () if texts else spec.labels or ()
     skipped = skipped_rows(table, spec) if is_drop or spec.missing_labels is None else set[int]()
     cells = enumerate(table.cells(spec.label))

@@ -114,7 +114,7 @@ class LazyAudio(LazyFile):
     def length(self, rate: int) -> int:
         """Return the clip's number of samples at `rate` samples per second, without decoding the file.
 
-        Raises DataError if the clip is empty or its header cannot be read; MissingExtraError if soundfile is missing.
+        Raises DataError if the clip is empty or cut off, or its header is bad; MissingExtraError without soundfile.
         """
         own_rate, frames = self._header(rate)
         if frames < 1:
@@ -153,7 +153,10 @@ class LazyAudio(LazyFile):
         return values[:samples].astype(np.float32, copy=False)
 
     def _header(self, rate: int) -> tuple[int, int]:
-        """Return the clip's rate (`rate` if it is not known) and samples per channel. Errors as in `_info`."""
+        """Return the clip's rate (`rate` if it is not known) and samples per channel.
+
+        Errors as in `_info`; DataError also if the rate is out of range.
+        """
         if self.rate is not None:
             return self.rate or rate, len(self.data or b"") // 4
         info = self._info()
@@ -162,8 +165,8 @@ class LazyAudio(LazyFile):
     def _info(self) -> Any:
         """Return soundfile's description of the file.
 
-        Raises DataError if the file is not audio, its header does not say its length, or it has too many channels;
-        MissingExtraError if soundfile is missing.
+        Raises DataError if the file is missing, cut off or not audio, its header does not say its length, or it has too
+        many channels; MissingExtraError if soundfile is missing.
         """
         info = self._call("info")
         if info.frames >= _UNKNOWN:
@@ -330,8 +333,8 @@ class AudioInputs:
     Attributes:
         equal_lengths: Whether all clips of a batch must have the same length.
         cut: Number of clips that are longer than `limit`.
-        lengths: Number of samples of each clip, with the silence at its end; 1 for each clip if all outputs have one
-            size.
+        lengths: Number of samples of each clip, cut to `limit`, with the silence at its end; 1 for each clip if all
+            outputs have one size.
     """
 
     uncacheable = None  # `frames` says whether the states of a model can be

@@ -98,13 +98,16 @@ class ClassResults(Results[Tensor, Answer]):
         return self.logits[present], targets[present]
 
     def baseline(self, metrics: Sequence[str]) -> tuple[str, dict[str, float]] | None:
-        """Return the best constant prediction (see `_constant`) as text, and its scores."""
+        """Return the best constant prediction (see `_constant`) as text, and its scores. Errors as in `scores`."""
         _, targets = self._both()
         always, constant = _constant(metrics, targets, self._task)
         return always, class_scores(metrics, constant.expand(len(targets), -1), targets, self._task)
 
     def compare(self, metrics: Sequence[str]) -> Comparison:
-        """Return how the scores compare with a constant prediction's, with bootstrap intervals over examples."""
+        """Return how the scores compare with a constant prediction's, with bootstrap intervals over examples.
+
+        Errors as in `scores`.
+        """
         logits, targets = self._both()
         always, constant = _constant(metrics, targets, self._task)
         answers = logits, constant.expand(len(targets), -1)

@@ -153,7 +153,7 @@ class ImageInputs:
 
     With `augment`, a random part of each image is cropped and resized, and mirrored with probability 1/2. The random
     numbers depend only on the seed, the epoch and the row. Raises ConfigError if the processor has no image processor
-    or `scale` is out of range, and the errors of `target_of`.
+    or fails (see `target_of`), or `scale` is out of range.
 
     Args:
         split: The images.
@@ -238,8 +238,8 @@ class ImageClassificationKind(FileKind[ImageInputs]):
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> ImageInputs:
         """Return the images of a split as `ImageInputs`, resized to `options.image_size` if it is set.
 
-        The processor is not changed. Training images are augmented if `options.augment` is set. Raises the errors of
-        `ImageInputs` and `set_image_size`.
+        The processor is not changed. Training images are augmented if `options.augment` is set. Raises ConfigError if
+        the processor cannot make such images.
         """
         if options.image_size is not None:
             processor = copy.deepcopy(processor)
@@ -253,7 +253,7 @@ class ImageClassificationKind(FileKind[ImageInputs]):
     def fit_processor(self, processor: Processor, task: TaskLike) -> bool:
         """Set the task's `image_size` on the image processor, in place; return whether the task has one.
 
-        Raises the errors of `set_image_size`.
+        Raises ConfigError, and changes nothing, if the processor cannot make images of this size.
         """
         size = getattr(task, "image_size", None)
         if size is not None:
@@ -363,9 +363,8 @@ def _shape(processor: Processor, size: tuple[int, int]) -> tuple[int, ...]:
 def set_image_size(processor: object, size: int) -> None:
     """Change a processor in place, so that its outputs are images of `size` x `size` pixels.
 
-    A processor that resizes and then crops still crops the same fraction of the image. Raises ConfigError if changing
-    `size` and `crop_size` does not lead to that size, and the errors of `image_processor` and `target_of`; nothing is
-    changed then.
+    A processor that resizes and then crops still crops the same fraction of the image. Raises ConfigError, and changes
+    nothing, if there is no image processor, it fails, or changing `size` and `crop_size` does not lead to that size.
     """
     resizer: Any = image_processor(processor)
     before, changed = target_of(resizer), copy.deepcopy(resizer)

@@ -121,7 +121,9 @@ def look(name: str) -> str:
 
 
 def is_missing(cell: object, labels: Collection[str] = (), *, texts: bool = False) -> bool:
-    """Return whether a label is missing: None, NaN, blank, or a text such as "NA". A list with a missing entry is too.
+    """Return whether a label is missing: None, NaN, blank, or a text such as "NA".
+
+    A list is missing if one of its entries is; an empty list is not.
 
     Args:
         cell: The cell.

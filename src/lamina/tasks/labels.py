@@ -184,7 +184,7 @@ def class_labels(tables: Mapping[str, Table], column: str | int, *, several: boo
     """Return the class names that occur in a column of the train split, in the order of `infer_labels`.
 
     With `several`, a cell may have any number of classes. If the cells are lists of 0 and 1 per class, the names are
-    "0", "1" and so on. Raises the error of `hot_width`, and DataError if there is no train split, a cell is not a class
+    "0", "1" and so on. Raises DataError if only some lists are like that, there is no train split, a cell is no class
     name, a list has a negative whole number, the column has no classes, two names mean the same number, or bools stand
     among numbers.
     """

@@ -67,8 +67,8 @@ class LazyFile(ABC):
     def of(cls, name: str, entry: object) -> Self:
         """Return a file made from a path, bytes, a mapping with either (as in `datasets`), or another object.
 
-        Raises the errors of `of_object`, and TypeError, with a text that begins with a verb, if `entry` has an unknown
-        form.
+        In a mapping, "array" counts first, then "bytes", then "path". Raises the errors of `of_object`, and TypeError,
+        with a text that begins with a verb, if `entry` has an unknown form.
 
         Args:
             name: Name of the file in messages, unless `entry` is itself a path.

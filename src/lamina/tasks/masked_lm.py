@@ -48,7 +48,7 @@ def mask_token(processor: Processor) -> str:
 
 @dataclass(frozen=True)
 class Masking:
-    """Chooses 15 % of a row's ordinary tokens, at least one, and masks them.
+    """Chooses 15 % of a row's ordinary tokens, at least one if it has any, and masks them.
 
     80 % of the chosen tokens become the mask token, 10 % a random token of the vocabulary, and 10 % stay as they are.
     The choice depends only on the row and the seed.

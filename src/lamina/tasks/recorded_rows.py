@@ -213,8 +213,8 @@ def _table(part: str, recorded: RecordedStates, rows: object, kind: Kind, spec: 
     """Return the table with the labels of the split `part`, whose states are `recorded`.
 
     `rows` is the path of a table, rows in memory (read by `kind` as `spec` says), or None for the table that the
-    states' manifest names. Raises DataError if the manifest names none, or the table cannot be read, and the errors of
-    `rows_of`.
+    states' manifest names. Raises DataError if the manifest names none, or the table cannot be read or is empty;
+    ConfigError if `rows` have another form.
     """
     if rows is None:
         if (name := recorded.manifest.table) is None:
@@ -237,7 +237,7 @@ def _check_alike(states: Mapping[str, RecordedStates]) -> None:
 
 
 def build_rows(spec: ColumnSpec, tables: RecordedTables) -> tuple[ColumnSpec, dict[str, Split]]:
-    """Make the examples of every split from tables that `recorded_tables` returned; result as that of `Kind.build`."""
+    """Make the examples of every split from tables from `recorded_tables`; result and errors as in `Kind.build`."""
     built, splits = spec.kind.build(replace(spec, text=ROW), tables)
     for part, split in splits.items():
         numbers = [int(cast("str", text).partition(" ")[0][1:]) for text in split.texts]  # its texts are cells of `ROW`

@@ -266,7 +266,8 @@ class Checkpoints:
     def begin(self, *, resume: bool) -> tuple[dict[str, Tensor], RunProgress] | None:
         """Prepare the folder for a run; with `resume`, also read the newest checkpoint. Every process must call this.
 
-        Without `resume` all checkpoints in the folder are removed; with `resume` only incomplete ones.
+        Without `resume` all checkpoints in the folder are removed, with `resume` only incomplete ones, after an error
+        none.
 
         Returns:
             Tensors and progress of the newest checkpoint; None if there is none, or `resume` is False.

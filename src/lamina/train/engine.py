@@ -124,8 +124,11 @@ class Engine:
     def run(self) -> None:
         """Train to the end, from a checkpoint if `resume` is set; then load each learner's best weights (see `keep`).
 
+        An error leaves the weights as they are then.
+
         Raises:
             NotFiniteError: If a loss, gradient, weight or score becomes NaN or infinite.
+            LaminaError: If an example cannot be read, for example a damaged image.
             StoreError: If a checkpoint is damaged or cannot be written.
             ConfigError: If the checkpoint to resume from belongs to another run.
         """
@@ -150,7 +153,7 @@ class Engine:
     def _run_epoch(self, bar: tqdm) -> None:
         """Run the remaining steps of the current epoch, then score the learners and save a checkpoint.
 
-        `bar` is the progress bar over all steps. Errors are those of `step`, `score` and `save`.
+        `bar` is the progress bar over all steps. Errors are those of `run`.
         """
         steps = self.plan.epoch(self._epoch)
         groups = self.plan.groups

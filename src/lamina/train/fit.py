@@ -203,7 +203,8 @@ def fit(  # noqa: PLR0913
         CacheError: If `cache="on"` and the states cannot be stored.
         StoreError: If the output folder cannot be written, or holds files of another program (raised before training),
             or the checkpoint to resume from is damaged.
-        NotFiniteError: If a loss, gradient, weight or score becomes NaN or infinite.
+        NotFiniteError: If a loss, gradient, weight or score becomes NaN or infinite. The weights, and the readers of
+            grids, stay as they are then, as after any error during training.
     """
     options = FitOptions.checked(
         "fit",

@@ -123,7 +123,7 @@ def apply_sweep(
 
     Raises:
         ConfigError: If a short key may mean two full ones, or two sweeps set the same key.
-        UnknownNameError: If a key of `grid` is not among `keys`.
+        UnknownNameError: If a sweep is used, and a key of `grid` is not among `keys`.
     """
     full = {key: full_key(key, keys, "sweep") for key in sweeps if _full_keys(key, keys)}
     if not full:  # the grid's own keys, which may be wrong, are left to `expand`
@@ -277,26 +277,26 @@ def expand_into(
 
     Raises:
         UnknownNameError: If `grid` has a template that is not in `names`, or a key or a name in a value does not exist.
-        ConfigError: If a grid is not valid, or a reader cannot be built, for example because its cutoff (`AdaLayers`)
-            would remove every layer. The bank is then as it was.
+        ConfigError: If a grid is not valid, the name of one of its readers is taken, or a reader cannot be built, for
+            example because its cutoff (`AdaLayers`) would remove every layer. The bank is then as it was.
     """
     names = list(names)
     if not isinstance(grid, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"fit: grid is {grid!r}; a mapping of readers' names to their grids is needed.")
     check_known("grid", grid, names, "reader")
-    specs: dict[str, RunSpec] = {}
+    specs: list[RunSpec] = []
     for name in names:
         config = bank[name].config
         for spec in expand(config, grid[name], name=name) if name in grid else [RunSpec(name, name, config)]:
             rate = rates[name] if spec.learning_rate is None else spec.learning_rate
             count = epochs[name] if spec.epochs is None else spec.epochs
-            specs[spec.name] = replace(spec, learning_rate=rate, epochs=count)
+            specs.append(replace(spec, learning_rate=rate, epochs=count))
     with undo_grid_on_error(bank, ()):
-        for spec in specs.values():
+        for spec in specs:
             if spec.task in grid:
                 with error_context(spec.title, f"grid of '{spec.task}'"):
                     bank.add(spec.name, cast("Reader", spec.reader))
-    return specs
+    return {spec.name: spec for spec in specs}
 
 
 @contextmanager

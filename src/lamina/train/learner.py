@@ -136,7 +136,7 @@ class Learner:
         self.progress.done += 1
 
     def record(self, epoch: int, scores: dict[str, float]) -> bool:
-        """Process the scores after an epoch: keep the weights, lower the rate (schedule "plateau"), or stop early.
+        """Process the scores after an epoch: keep the weights, lower the rate ("plateau"), set `progress.stopped`.
 
         Weights are kept if they are the best so far, or always with `keep` "last".
 
@@ -240,7 +240,7 @@ class Learner:
         """Restore weights, best weights, optimizer and progress from the results of `to_tensors` and `to_json`.
 
         Raises:
-            StoreError: If names or shapes of the tensors differ from the module's.
+            StoreError: If names or shapes of the tensors differ from the module's. Nothing is restored then.
         """
         parts: dict[str, dict[str, Tensor]] = {"now": {}, "best": {}, "optimizer": {}}
         for key, value in tensors.items():
@@ -391,9 +391,10 @@ def parameter_groups(model: PreTrainedModel, options: FitOptions, rate: float, o
         op: The operation, for messages.
 
     Raises:
-        ConfigError: If no parameter is left, a trained parameter is in float16, or a pattern of `weight_decay_on`
-            without "!" matches no parameter.
-        LaminaError: For the reasons that `learning_rates` names.
+        ConfigError: If no parameter is left, a trained parameter is in float16, a pattern of `weight_decay_on` without
+            "!" matches no parameter, or a key of `layer_rates` does not fit (see `learning_rates`).
+        LayerIndexError: If `layer_rates` names a layer that does not exist.
+        UnsupportedModelError: If layers have rates of their own, and the model's layers cannot be found.
     """
     groups = _groups(model, learning_rates(model, options, rate), options, op)
     if not groups:
@@ -451,8 +452,8 @@ def _named_rates(model: PreTrainedModel, options: FitOptions) -> dict[tuple[str,
     """Return (stack, layer) -> learning rate, for the layers that the selectors in `options.layer_rates` name.
 
     A selector names layers of every stack; "head" and "inserted" are skipped. If several selectors name a layer, the
-    last one counts. Raises LayerIndexError if no stack has
-    such a layer, ConfigError if a key is not a selector, and the errors of `stacks`.
+    last one counts. Raises LayerIndexError if no stack has such a layer, ConfigError if a key is not a selector, and
+    UnsupportedModelError if the model's layers cannot be found.
     """
     rates: dict[tuple[str, int], float] = {}
     deepest = max(stacks(model).values(), key=lambda stack: stack.layers)

@@ -91,7 +91,7 @@ class ModelRunner(Runner):
         self.generation = GenerationOptions(**options.model_dump(include=names))
 
     def info(self, name: str) -> dict[str, JSON]:  # noqa: ARG002
-        """Return the dict of facts that is saved in the model's config; a new {}, which is not saved, without any."""
+        """Return the dict of facts that is saved in the model's config. Without any: a new {}, which is not saved."""
         return vars(self.model.config).get(LEARNT) or {}
 
     def set_learnt(self, name: str, facts: Mapping[str, JSON]) -> None:  # noqa: ARG002

@@ -35,7 +35,7 @@ class FitResult:
 
     Attributes:
         best: Name -> number of the best epoch ("epoch", from 1) and every validation score at that epoch. With
-            `keep="last"` it is the last epoch.
+            `keep="last"` it is the last epoch. Without a validation part there are no scores.
         history: One row per name and epoch, with every validation score.
         importances: One row per name, epoch and layer, with the layer's importance, for fusions that mix layers. With
             `importance_steps` there are also rows between epochs, whose "epoch" is None. "step" counts the steps of

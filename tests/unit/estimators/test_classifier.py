@@ -195,6 +195,13 @@ def test_a_fit_that_fails_leaves_nothing_of_the_one_before(base: str, texts: lis
         fitted.predict(texts)
 
 
+def test_a_fit_that_is_refused_before_training_leaves_the_one_before(base: str, texts: list[str], mood: list[str]):
+    fitted = LaminaClassifier(base, **FAST).fit(texts, mood)
+    with pytest.raises(DataError, match="test_size"):
+        fitted.set_params(validation_fraction=2.0).fit(texts, ["a", "b"] * 4)
+    assert fitted.predict(texts).tolist() == mood
+
+
 def test_calibrated(base: str, texts: list[str], mood: list[str]):
     fitted = CalibratedClassifierCV(LaminaClassifier(base, **FAST), cv=2).fit(texts, mood)
     assert fitted.score(texts, mood) == 1.0

@@ -45,6 +45,13 @@ def test_the_score_is_span_f1_where_tags_mark_spans_and_accuracy_else(base: str)
     assert fitted.score(WORDS[:1], [["PER", "O", "O", "O"]]) == pytest.approx(3 / 4)
 
 
+def test_a_fit_that_is_refused_before_training_leaves_the_one_before(base: str):
+    fitted = LaminaTagger(base, **FAST).fit(WORDS, TAGS)
+    with pytest.raises(DataError, match="test_size"):
+        fitted.set_params(validation_fraction=2.0).fit(WORDS[:1], [["a", "b", "a", "b"]])
+    assert fitted.predict(WORDS) == TAGS
+
+
 @pytest.mark.long
 def test_in_a_search(base: str):
     search = GridSearchCV(LaminaTagger(base, **FAST), {"epochs": [1, 20]}, cv=2)

@@ -192,6 +192,14 @@ def test_the_template_s_epochs_and_rate_hold_for_readers_that_name_none(bank: Re
     }
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_grid_cannot_make_a_reader_whose_name_is_taken(order: int):
+    bank = tiny_bank({"cola": reader(yes_no()), "cola_0001": reader(yes_no())})
+    with pytest.raises(ConfigError, match="reader 'cola_0001' already"):
+        expand_into(bank, [*bank][::order], {"cola": {"seed": [1, 2]}}, *[dict.fromkeys(bank, 1)] * 2)
+    assert list(bank) == ["cola", "cola_0001"]
+
+
 def test_a_cutoff_that_would_remove_every_layer_leaves_the_bank_as_it_was(bank: ReaderBank):
     with pytest.raises(ConfigError, match=r"(?s)would remove every layer.*reader cola_0002: fusion.cutoff=0.5") as told:
         expand_into(bank, ["cola"], {"cola": {"cutoff": [0.1, 0.5]}}, RATES, EPOCHS)
