@@ -113,7 +113,8 @@ def check_type(op: str, name: str, value: T, annotation: object) -> T:
     fits = is_known and any(_TYPES[kind][1](plain) for kind in kinds) and not is_empty
     if fits and "Sequence" in kinds and isinstance(plain, Iterable) and not hasattr(plain, "__getitem__"):
         plain = [*cast("Iterable[object]", plain)]  # of a generator, which could be read only once
-    if fits and "Collection" in kinds and isinstance(plain, Iterable) and not isinstance(plain, str):
+    is_whole = isinstance(plain, str) or (isinstance(plain, Mapping) and "Mapping" in kinds)
+    if fits and "Collection" in kinds and isinstance(plain, Iterable) and not is_whole:
         names = cast("Iterable[object]", plain)  # a set's order differs between processes
         plain = sorted(names, key=str) if isinstance(plain, set | frozenset) else list(names)
     if items and hasattr(plain, "tolist"):  # an array

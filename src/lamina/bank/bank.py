@@ -165,7 +165,8 @@ class ReaderBank(ReaderCollection):
                 `over` is "prompt", also if the model generates no text or decodes by its own loop, or a fusion needs
                 the inputs of its blocks (`ExtraLayers`). Later raised by `generate`, if its way of decoding does not
                 tell which states belong to which text; by `model(...)` with a cache of earlier tokens, unless `over` is
-                "prompt"; and by `outputs[name]`, if that reader read no pass.
+                "prompt" (all outputs are then dropped); and by `outputs[name]`, if that reader read no pass or no
+                token.
         """
         chosen = self.select(readers, "bank.listen")
         # eval mode first: a pass looks at the mode of its readers when it is built
@@ -270,8 +271,9 @@ class ReaderBank(ReaderCollection):
 
         Raises:
             UnknownNameError: If a reader or label does not exist.
-            ConfigError: If the monitor cannot score a text while it is generated (see `watch`), the frozen model has
-                changed, the batch is empty, or a mask has a different shape than the texts.
+            ConfigError: If the monitor does not fit its reader's head; if the reader's logits of a token depend on
+                later tokens, or its stack is not the one that writes text; if the frozen model has changed, the batch
+                is empty, or a mask has a different shape than the texts.
         """
         return monitoring.scores_of_monitors(self, [monitor], batch, mask)[str(monitor.name)]
 
@@ -300,7 +302,7 @@ class ReaderBank(ReaderCollection):
             ```
 
         Args:
-            monitors: One monitor or several, or names of stored ones. None: all stored ones.
+            monitors: One monitor or several (of a mapping, the values), or names of stored ones. None: all stored ones.
             over: "output": score the new tokens. "both": score the prompt too, which can then be flagged.
             stop: Names of the monitors that let `watch.stopping` end a sequence. None: all.
             on_token: Called with the `Step` of each new token. An exception that it raises ends the generation.
@@ -462,8 +464,8 @@ class ReaderBank(ReaderCollection):
         Raises:
             ConfigError: For the reasons that `save_pretrained` names.
             NotFiniteError: If a weight holds NaN or infinity.
-            StoreError: If the hub refuses the commit or cannot be reached. Nothing is committed then, but a new
-                repository or branch may stay.
+            StoreError: If the hub refuses the commit or cannot be reached. After this or another error nothing is
+                committed, but a new repository or branch may stay.
         """
         return provider("storage").push_bank(
             self, repo, message=message, branch=branch, create_pr=create_pr, private=private, token=token

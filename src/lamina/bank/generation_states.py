@@ -121,7 +121,7 @@ class GenerationStates:
     def on_state(self, layer: int, state: Tensor) -> None:
         """Store the state `[rows, tokens, width]` of a layer in this pass; pass states on once enough are stored.
 
-        Raises ConfigError if a layer was skipped, and the errors of `_place`.
+        Raises ConfigError if a layer was skipped, or as `_place` does.
         """
         if not self._layers_seen:
             self._place(state)

@@ -34,7 +34,7 @@ TokenMaps = Sequence[tuple[list[str], Tensor, Tensor]]  # readers, and the stack
 
 
 def stored_monitors(readers: Readers) -> dict[str, AnyMonitor]:
-    """Return name -> monitor, for the monitors stored with `readers`. Raises the errors of `saved_monitors`."""
+    """Return name -> monitor, for the monitors stored with `readers`. Raises ConfigError as `saved_monitors` does."""
     return saved_monitors({name: module.info for name, module in readers.items()})
 
 
@@ -64,7 +64,7 @@ def _of_reader(fields: Info, reader: str) -> Info:
 
 
 def store_monitor(readers: Readers, monitor: AnyMonitor) -> None:
-    """Store a monitor with its reader, in place of one of the same name; raise the errors of `check_monitors`."""
+    """Store a monitor with its reader, in place of one of the same name, unless `check_monitors` raises an error."""
     (name,) = check_monitors("bank.keep_monitor", [monitor], {}, readers)
     if any(name in reader.monitors for reader in readers.values()):
         drop_monitor(readers, name)
@@ -86,7 +86,7 @@ def drop_monitor(readers: Readers, name: str) -> None:
 
 def check_monitors(
     op: str,
-    chosen: Collection[AnyMonitor | str] | AnyMonitor | str | None,
+    chosen: Collection[AnyMonitor | str] | Mapping[str, AnyMonitor] | AnyMonitor | str | None,
     stored: Mapping[str, AnyMonitor],
     readers: Readers,
 ) -> dict[str, AnyMonitor]:
@@ -94,7 +94,7 @@ def check_monitors(
 
     Args:
         op: Operation that error messages begin with.
-        chosen: One monitor or several, or names of stored ones. None: all stored ones.
+        chosen: One monitor or several (of a mapping, the values), or names of stored ones. None: all stored ones.
         stored: Name -> stored monitor.
         readers: Reader name -> module.
 
@@ -103,6 +103,8 @@ def check_monitors(
         ConfigError: If there is no monitor; if two monitors have the same name; or if a monitor does not fit the head
             of its reader, or its reader needs later tokens.
     """
+    if isinstance(chosen, Mapping):
+        chosen = [monitor or name for name, monitor in chosen.items()]  # a dict of None is a set of names
     chosen = list(stored) if chosen is None else [chosen] if isinstance(chosen, str | Monitor | Cascade) else chosen
     check_known(op, [name for name in chosen if isinstance(name, str)], stored, "monitor")
     monitors: dict[str, AnyMonitor] = {}

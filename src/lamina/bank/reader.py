@@ -260,7 +260,7 @@ class ReaderModule(nn.Module):
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of the head, plus the regularization of the fusion if it has any.
 
-        Raises ConfigError if the labels do not have the shape that the head's `loss` takes.
+        Raises ConfigError if the labels have a shape or values that the head's `loss` does not take.
         """
         loss = self.head.loss(logits, labels.to(logits.device))
         regularization = self.fusion.regularization(self.head)
@@ -374,7 +374,7 @@ class BankOutput:
         self.loss = self.main = None
 
     def __getitem__(self, name: str) -> ReaderOutput:
-        """Return a reader's output. UnknownNameError: it did not run; ConfigError: it has none yet in `bank.listen`."""
+        """Return a reader's output; UnknownNameError if it did not run, ConfigError if it has none in `bank.listen`."""
         if name not in self.readers and name in self.missing:
             raise ConfigError(f"bank.listen: reader '{name}' has no output: {self.missing[name]}.")
         if name not in self.readers:

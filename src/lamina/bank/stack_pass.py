@@ -136,7 +136,7 @@ class StackPass:
         tokens are dropped.
 
         Args:
-            batch: Keyword arguments of the whole model; {} if they are not known.
+            batch: Keyword arguments of the whole model, which take precedence; {} if they are not known.
             args: Positional arguments of the module whose call runs the stack, such as the model.
             kwargs: Keyword arguments of that module. None: it has none.
 

@@ -398,7 +398,7 @@ def _check_call(call: GenerateCall) -> None:
 @contextmanager
 def watch(
     bank: ReaderCollection,
-    monitors: Collection[AnyMonitor | str] | AnyMonitor | str | None,
+    monitors: Collection[AnyMonitor | str] | Mapping[str, AnyMonitor] | AnyMonitor | str | None,
     over: str,
     *,
     stop: Collection[str] | None,

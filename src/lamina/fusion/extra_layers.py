@@ -143,8 +143,8 @@ class _TopStream(Stream):
     def step(self, index: int, view: LayerView) -> None:
         """Store the last layer's state, and the arguments that the model passed to its last block, for `finish`.
 
-        It is called once per pass, because only the last layer is active. Raises the errors of
-        `ExtraLayersFusion.block_call`.
+        It is called once per pass, because only the last layer is active. Raises ConfigError as
+        `ExtraLayersFusion.block_call` does.
         """
         self._last = (view.state, self._fusion.block_call())  # now: the record of the call ends with the pass
 

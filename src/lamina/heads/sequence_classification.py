@@ -246,7 +246,7 @@ class PooledClassificationHead(LabelHead):
         weights weigh classes and labels, but no regression. Without labels the loss is 0.
 
         Raises:
-            ConfigError: If the labels have another shape.
+            ConfigError: If the labels have another shape or, for classification, are no class numbers.
         """
         if self.config.problem_type == "classification":
             return super().loss(logits, labels)

@@ -113,7 +113,8 @@ class VocabularyHead(Head, ABC):
     def loss(self, logits: Tensor, labels: Int[Tensor, "batch tokens"]) -> Float[Tensor, ""]:
         """Return the mean cross-entropy over the tokens whose label is not IGNORE (-100); 0 if there are none.
 
-        `logits` are `[batch, tokens, classes]`, or `[kept, classes]` for just the tokens with a label.
+        `logits` are `[batch, tokens, classes]`, or `[kept, classes]` for just the tokens with a label. Raises
+        ConfigError if a label is no class number.
         """
         present = labels != IGNORE
         return cross_entropy(logits if logits.ndim == 2 else logits[present], labels[present], None)

@@ -85,7 +85,10 @@ def default_stack(model: nn.Module, name: str | None = None, *, op: str = "stack
 
 
 def pick_stack(by_name: Mapping[str, LayerStack], name: str | None, *, op: str) -> LayerStack:
-    """Return one of the stacks in `by_name`. `name`, `op` and the errors are those of `default_stack`."""
+    """Return one of the stacks in `by_name`. `name` and `op` are those of `default_stack`.
+
+    Raises UnknownNameError for an unknown name, and ConfigError if `name` is None and all stacks belong to towers.
+    """
     if name is None and all(stack.tower is not None for stack in by_name.values()):
         problem = f"the model has a stack for each of {', '.join(by_name)}, and none is named"
         raise ConfigError(f"{op}: {problem}. Give stack='{next(iter(by_name))}' or another of these.")

@@ -47,7 +47,7 @@ def fingerprint_of(stack: LayerStack) -> str:
 
 
 def fingerprint_of_modules(modules: Iterable[nn.Module]) -> str:
-    """Return the hash of the weights that modules hold directly, not in submodules; errors as in `fingerprint_of`."""
+    """Return the hash of the weights that modules hold directly, not in submodules; ConfigError for meta ones."""
     modules = list(modules)
     in_adapters = {part for layer in filter(has_adapters, modules) for part in adapter_modules(layer)}
     plain = [module for module in modules if module not in in_adapters]

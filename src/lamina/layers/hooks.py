@@ -300,8 +300,8 @@ def token_mask(
 ) -> Tensor | None:
     """Return the attention mask `[batch, tokens]` of a pass over a stack; None if it has none, so all tokens are real.
 
-    If `batch` is known but has no mask, the model made the mask in `args` or `kwargs`. It is used if it is `[batch,
-    tokens]`; otherwise the result is None.
+    A decoder that reads the encoder's tokens (see `run_stacks`) has their mask. If `batch` is known but has no mask,
+    the model made the mask in `args` or `kwargs`. It is used if it is `[batch, tokens]`; otherwise the result is None.
 
     Args:
         stack: The stack that is read.

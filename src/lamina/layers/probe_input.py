@@ -81,7 +81,7 @@ def probe_input(model: nn.Module, tokens: int, seed: int, *, full: bool | None =
 def run_probe(model: nn.Module, tokens: int, seed: int) -> None:
     """Run a model on a random input of `tokens` tokens; if it refuses the input, as some heads do, run its backbone.
 
-    Errors of `probe_input`, and of the backbone's run, pass through.
+    Raises NoInputError as `probe_input` does; errors of the backbone's run pass through.
     """
     try:
         model(**probe_input(model, tokens, seed).inputs)
@@ -182,8 +182,8 @@ _SPECIAL = ("_token_id", "_token_index", "_token_ids")
 def _image(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
     """Return a random image, or a clip of several frames, of the size in the config.
 
-    Models that need a grid get one image that is cut into patches already, wider if `tokens` is larger (`_packed`, with
-    its errors). Models that need positions of patches get two such images of a fixed size (`_patches`).
+    Models that need a grid get one image that is cut into patches already, wider if `tokens` is larger (`_packed`).
+    Models that need positions of patches get two such images of a fixed size (`_patches`).
     """
     accepted = inspect.signature(model.forward).parameters
     if any(name in accepted for name in _GRIDS):

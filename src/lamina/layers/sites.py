@@ -171,8 +171,8 @@ def _mixes_tokens(model: nn.Module, trace: Trace, block: Call, added: _Added) ->
     """Return whether an addition in a block lets tokens depend on other tokens' states.
 
     `trace` is the run on the shorter input, `block` the call of the block in it, and `added` the addition. The model is
-    run again, with the errors of `_run`; the first token's state is changed before a module in the block reads it. The
-    values that are added to the other tokens in both runs are compared.
+    run again (`_run`); the first token's state is changed before a module in the block reads it. The values that are
+    added to the other tokens in both runs are compared.
     """
     key = key_of(added.to)
     reader = next(

@@ -126,7 +126,7 @@ def _section(folder: Path, label: str) -> Section:
 
     If a process died while it was replacing files there, that is undone first. Raises StoreError if the folder is
     missing, damaged, or holds neither a study nor a finished training run; DataError if the table of the study is
-    empty. Other errors are those of `study_section`.
+    empty. Also raises UnknownNameError, ConfigError or DataError as `drawing_of` does.
     """
     if not is_dir(folder):
         raise StoreError(f"report: there is no folder {folder}.")

@@ -48,7 +48,8 @@ class Span(TypedDict):
 def study_section(study: Study, label: str) -> Section:
     """Return the section of the page about a study; `label` is its name on the page.
 
-    Figures without a row that can be drawn are left out. Raises the errors of `drawing_of`.
+    Figures without a row that can be drawn are left out. Raises UnknownNameError, ConfigError or DataError as
+    `drawing_of` does.
     """
     drawings = {name: drawing for name in study.figures if (drawing := drawing_of(study, name)).rows}
     axes = {

@@ -566,7 +566,7 @@ def _check_size(config: Reader, bank: ReaderBank, folder: Path) -> None:
 
 
 def _config(table: Registry[Any], saved: Mapping[str, JSON]) -> Any:  # noqa: ANN401
-    """Return the fusion or head config for saved settings; errors as in `table.from_dict`.
+    """Return the fusion or head config for saved settings; UnknownNameError or ConfigError as in `table.from_dict`.
 
     Versions before 0.2 called the setting "problem_type" of a head "problem".
     """

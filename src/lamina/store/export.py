@@ -68,7 +68,8 @@ def export_reader(bank: ReaderBank, name: str, folder: str | PathLike[str]) -> N
         bank: The bank.
         name: Name of the reader. Its fusion must be a sum of layers (LastLayer, Mean, ScalarMix, Elementwise),
             AdaLayers or SingleLayer without positions, Concat, or PooledLayers. Its head must label texts or tokens.
-        folder: Folder to write; created if it does not exist. A reader that was exported there before is replaced.
+        folder: Folder to write; created if it does not exist. A reader exported there before is replaced, except after
+            errors.
 
     Raises:
         UnknownNameError: If the bank does not have the reader.

@@ -98,8 +98,8 @@ def claimed(folder: Path, names: Sequence[str] = (), *, force: bool = False) -> 
         force: Whether to overwrite files even if the mark is missing.
 
     Raises:
-        StoreError: If another process or thread has reserved the folder, if it cannot be written, or if it has such
-            files but no mark.
+        StoreError: If another process or thread has reserved the folder, it cannot be written, the plan of the
+            unfinished replacement is damaged, or the folder has such files but no mark.
     """
     with ExitStack() as stack:
         with _disk_errors(folder):
@@ -145,7 +145,7 @@ def read_steady(folder: Path, mark: str, read: Callable[[], T]) -> T:
         read: Function that reads the files. Its errors are raised, unless the files were replaced meanwhile.
 
     Raises:
-        StoreError: If the files are replaced during every attempt, and the errors of `settle`.
+        StoreError: If the files are replaced during every attempt, or `settle` fails.
     """
     for _ in range(_READS):
         settle(folder)

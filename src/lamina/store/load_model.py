@@ -71,7 +71,8 @@ def load(
         ```
 
     Args:
-        name: A local folder, a hub id, or "minilm" (all-MiniLM-L6-v2, from its Python package if that is installed).
+        name: A local folder, a hub id, or "minilm" (always all-MiniLM-L6-v2, from its Python package if that is
+            installed).
         head: None for the backbone alone, even if the model was saved with a head; a kind of task, such as
             "sequence_classification"; or an auto class or model class of transformers, or its name. The name of the
             saved class is `lamina.store.saved_class(name)`.

@@ -236,7 +236,7 @@ def model_class(head: str | type[object] | None) -> Any:
 def saved_class(name: str | Path, *, revision: str | None = None) -> str | None:
     """Return the class name of a saved model (on the hub: at `revision`), from its config; None if it names no class.
 
-    Raises the errors of `load_config`.
+    Raises ModelNotFoundError, StoreError, UnsupportedModelError or ConfigError as `load_config` does.
     """
     architectures = getattr(load_config(name, revision=revision), "architectures", None)
     return architectures[0] if architectures else None
@@ -349,8 +349,9 @@ def check_size(name: str, model: PreTrainedModel) -> None:
 def check_weights(name: str | Path, config: PretrainedConfig, *, revision: str | None = None) -> None:
     """Check that a local model has weights that can be loaded, without reading them.
 
-    This checks the headers of safetensors files, and that the packages for the quantization in the model's `config`
-    are installed. For `revision` and the errors see `lamina.load`. A model on the hub is not checked.
+    This checks the headers of safetensors files, and that the packages for the quantization in the model's `config` are
+    installed. For `revision` see `lamina.load`. A model on the hub is not checked. Raises ModelNotFoundError without
+    weights, StoreError if a file is damaged, and UnsupportedModelError if a package is missing.
     """
     from transformers.quantizers import auto
 
@@ -421,9 +422,10 @@ def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | 
 def source_of(name: str, revision: str | None) -> str:
     """Return where transformers should load a model from: the folder `name` if it exists, otherwise the hub id.
 
-    "minilm" gives the folder in its Python package, if that is installed and `revision` is None. If a process died
-    while it was replacing the folder's files, the replacement is undone first. Raises the error of `check_revision` for
-    a folder, and StoreError if another process is replacing the folder's files, or MiniLM's package is damaged.
+    "minilm" stands for MiniLM's hub id, not for a folder; if its Python package is installed and `revision` is None, it
+    gives the folder in there. If a process died while it was replacing the folder's files, the replacement is undone
+    first. Raises ConfigError as `check_revision` for a folder, and StoreError if another process is replacing the
+    folder's files, or MiniLM's package is damaged.
     """
     full = SHORT_NAMES.get(name, name)
     if is_folder := is_dir(full):

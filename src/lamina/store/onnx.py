@@ -141,7 +141,7 @@ def export_onnx(
 
     Args:
         bank_or_model: The bank, or a model that reads text. It is not changed.
-        folder: Folder to write; created if it does not exist. An earlier export in it is replaced.
+        folder: Folder to write; created if it does not exist. An earlier export in it is replaced, except after errors.
         processor: Tokenizer to save with the graph. None: the bank's; with a model, none.
         readers: Names of the readers to write, or one name. None: all.
         main: Also write the model's own output: "logits", or "last_hidden_state" of a model without a head. The graph
@@ -450,8 +450,8 @@ def _checked_graph(plan: ExportPlan, path: Path, *, progress: bool) -> float:
 def _written(plan: ExportPlan, path: Path, opset: int, *, progress: bool) -> float:
     """Write a planned pass as a graph in this opset and run it.
 
-    Returns the largest difference from PyTorch's outputs, as `check_outputs` measures it. Raises the errors of
-    `_write`, `_run` and `check_outputs`.
+    Returns the largest difference from PyTorch's outputs, as `check_outputs` measures it. Raises UnsupportedModelError
+    as `_write` and `_run` do, and StoreError as `check_outputs` does.
     """
     difference = 0.0
     for size in progress_bar([None, *_CHECKED], show=progress, desc="export"):

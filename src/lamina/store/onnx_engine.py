@@ -105,7 +105,7 @@ class OnnxEngine:
     def obstacle(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> str | None:
         """Return why only PyTorch can answer this batch, as a phrase for a message; None if this engine can.
 
-        Raises the errors of `answers_for`.
+        Raises ConfigError as `answers_for` does.
         """
         if not self.answers_for(bank, names):
             if bank.device.type != "cpu":
@@ -118,7 +118,7 @@ class OnnxEngine:
     def run(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> dict[str, Tensor] | None:
         """Return reader name -> logits for a tokenised batch; None if only PyTorch can answer it (see `obstacle`).
 
-        Raises the errors of `answers_for`.
+        Raises ConfigError as `answers_for` does.
         """
         if self.obstacle(bank, batch, names):
             return None

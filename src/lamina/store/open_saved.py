@@ -28,7 +28,7 @@ def open_saved(saved: str, *, base: str | None = None, writes: bool = False) -> 
     """Load a saved bank or a saved whole model, in eval mode.
 
     Args:
-        saved: Folder or hub id of the bank or model.
+        saved: Folder or hub id of the bank or model. In a folder with both, the bank is loaded.
         base: Folder or hub id of the bank's base model. None: the model that the bank names.
         writes: Whether to load a bank's base model with its language model head, if it was saved with one, so that it
             can generate text.

@@ -338,8 +338,8 @@ def hook_factory(config: Settings) -> Callable[..., None]:
     """Return the forward hook of one layer for SGLang; `config` is the "config" in an entry of `forward_hooks`.
 
     It has the "folder", the "layer" and perhaps a "sink" ("module:function"). Hooks of one folder share a `Listener`,
-    which the first call makes; later sinks are ignored. Raises the errors of `PlainReader.load`, and those of importing
-    the sink.
+    which the first call makes; later sinks are ignored. Raises OSError or ValueError as `PlainReader.load` and
+    `Listener` do, and the errors of importing the sink.
     """
     if (listener := _listeners.get(config["folder"])) is None:
         name = config.get("sink")  # "module:function"
@@ -351,7 +351,7 @@ def hook_factory(config: Settings) -> Callable[..., None]:
 def forward_hooks(folder: str | Path, sink: str | None = None, prefix: str = "") -> list[Settings]:
     """Return the value of SGLang's `--forward-hooks` for a reader: one JSON-ready entry per layer.
 
-    Raises the errors of `PlainReader.load`.
+    Raises OSError or ValueError as `PlainReader.load` does.
 
     Args:
         folder: Folder of the exported reader. It must be on the server's PYTHONPATH, because the entries name the

@@ -110,7 +110,7 @@ def with_inserts(plain: type[PreTrainedModel], record: Sequence[Edit]) -> Any:
     """Return a subclass of `plain` whose constructor inserts the layers in `record`; loading keeps them in float32.
 
     The layers must exist before transformers maps the names in a checkpoint to parameters and loads them. The
-    constructor raises the errors of `replay_inserts`.
+    constructor raises LaminaError as `replay_inserts` does.
     """
 
     def start(self: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
@@ -130,8 +130,8 @@ def with_inserts(plain: type[PreTrainedModel], record: Sequence[Edit]) -> Any:
 def replay_inserts(model: PreTrainedModel, record: Sequence[Edit]) -> None:
     """Insert the recorded layers into a model, except layers that later edits merged or removed.
 
-    If later edits moved or repeated blocks, the layers are inserted where these blocks are now. Raises the errors of
-    `replay_insert`.
+    If later edits moved or repeated blocks, the layers are inserted where these blocks are now. Raises LaminaError if a
+    layer of the record cannot be inserted into this model (see `insert_`).
     """
     merged = max((number for number, edit in enumerate(record) if edit.kind == "merge"), default=-1)
     for number, edit in enumerate(record):

@@ -297,8 +297,8 @@ def prompt_ids(
     """Return the token ids `[tokens]` of each prompt, without special tokens at the end.
 
     Texts are truncated to `tokens` tokens, or to what the model allows if that is less or `tokens` is None. Texts with
-    special tokens alone are left out. Raises DataError if none is left, and the errors of `text_inputs`; messages begin
-    with `op`.
+    special tokens alone are left out. Raises DataError if none is left, and ConfigError or StoreError as `text_inputs`
+    does; messages begin with `op`.
     """
     limit = length_limit(model, processor)
     inputs = text_inputs(model, texts, processor, limit if tokens is None else min(tokens, limit), op=op)

@@ -127,7 +127,7 @@ def fresh_model(
 ) -> tuple[PreTrainedModel, Processor | None]:
     """Return a model that the caller may change, and its processor.
 
-    Raises the errors of `lamina.load` if `model` is a name or folder.
+    Raises the errors of `lamina.load` for a name or folder; for a model, StoreError as `own_processor` does.
 
     Args:
         model: A name or folder, which is loaded; or a model, which is copied with all its weights.

@@ -296,7 +296,7 @@ def row_counts(
 
     A row is one example, or one text in word tagging tasks, where words without a label do not count. "spearman" uses
     the ranks among all rows, and macro F1 is the mean over the classes that are predicted or true in any row, also for
-    sums over some of them. Raises the errors of `row_metric`.
+    sums over some of them. Raises UnknownNameError or ConfigError as `row_metric` does.
 
     Args:
         task: The task; its kind and problem type decide which metrics exist.

@@ -296,7 +296,7 @@ def library_versions() -> dict[str, str]:
 def study_settings(models: Mapping[str, PreTrainedModel], **options: JSON) -> dict[str, JSON]:
     """Return a study's settings, JSON-ready: "models" (name -> `model_facts`), its options and library "versions".
 
-    Raises the errors of `model_facts`.
+    Raises UnsupportedModelError or ConfigError as `model_facts` does.
     """
     facts = {name: model_facts(model) for name, model in models.items()}
     return {"models": facts, **options, "versions": library_versions()}

@@ -96,7 +96,8 @@ def _refuse_version(problem: str, vllm_config: EngineConfig) -> None:
 def layout_of(vllm_config: EngineConfig) -> Layout | None:
     """Return the layout of the readers for an engine with this config; None if it has no readers.
 
-    An engine without readers imports nothing else of Lamina. Raises the errors of `Layout.from_config`.
+    An engine without readers imports nothing else of Lamina. Raises ConfigError, StoreError or UnknownNameError as
+    `Layout.from_config` does.
     """
     if "lamina" not in (vllm_config.additional_config or {}):
         return None
@@ -109,7 +110,7 @@ def _check_frontend(_engine: object, vllm_config: EngineConfig, *_args: object, 
     """Check, before an engine starts, that the readers can run in it; log warnings about untried combinations.
 
     Raises ConfigError if the engine has settings that readers do not support, BaseMismatchError if its model has
-    another size than the bank's, and the errors of `layout_of`.
+    another size than the bank's, and ConfigError, StoreError or UnknownNameError as `layout_of` does.
     """
     if (layout := layout_of(vllm_config)) is not None:
         import vllm
@@ -170,7 +171,7 @@ def _start_scheduler(scheduler: Scheduler) -> None:
 
 
 def _start_worker(runner: Runner) -> None:
-    """Make a model runner run the readers on each step, if its engine has a bank. Raises the errors of `install`."""
+    """Make a model runner run the readers on each step, if its engine has a bank; LaminaError if they cannot."""
     if (layout := layout_of(runner.vllm_config)) is not None:
         from lamina.vllm import pooling_models, worker
 

@@ -80,8 +80,8 @@ class StepReaders(Protocol):
 def install(runner: Runner, layout: Layout, kind: Callable[[Layout, Runner], StepReaders]) -> None:
     """Make a model runner of vLLM run readers on each step; called after its model was loaded.
 
-    Raises ConfigError if the engine has settings with which the readers' answers would be wrong or missing, and
-    BaseMismatchError if the bank was trained on another model.
+    Raises ConfigError if the engine has settings with which the readers' answers would be wrong or missing,
+    BaseMismatchError if the bank was trained on another model, and another LaminaError if either cannot be loaded.
 
     Args:
         runner: The model runner.
@@ -148,7 +148,8 @@ class EngineReaders:
         """Score the tokens of the step that the model has just computed; return request id -> scores to send.
 
         {} if the step had no tokens. If the prefix cache provided tokens of a request, the request's scores begin with
-        these tokens' scores. Raises RuntimeError if the pass gave no states, and the error of `cache_group`.
+        these tokens' scores. Raises RuntimeError if the pass gave no states, and ConfigError if no layer keeps all
+        tokens in the cache.
         """
         runner = self._runner
         if runner.execute_model_state is None:  # the step had no tokens

@@ -147,6 +147,17 @@ def test_only_the_named_monitors_stop_a_sequence():
     assert list(counts.values()) == [8, 2, 2, 2, 8, 2, 8, 2]
 
 
+def test_monitors_in_a_dict_need_not_be_stored_and_come_before_stored_ones():
+    bank = bank_of()
+    with bank.watch({"flag": FLAG}) as watch:
+        bank.model.generate(**prompt(), **SHORT)
+    assert set(watch.steps[-1].scores) == {"flag"}
+    bank.keep_monitor(replace(FLAG, threshold=1.0))
+    with bank.watch({"flag": replace(FLAG, threshold=0.0)}) as watch:
+        bank.model.generate(**prompt(), **SHORT)
+    assert watch.flagged_at == {"flag": [0, 0, 0]}
+
+
 def test_stored_monitors_may_come_in_a_dict_or_a_set():
     bank = bank_of()
     bank.keep_monitor(FLAG)

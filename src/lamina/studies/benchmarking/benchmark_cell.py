@@ -198,7 +198,7 @@ def cell_rows(
 
     The model reads each text once. All seeds of one method are trained at the same time. Raises DataError if the data
     set is missing, damaged or too small, UnknownNameError if a method does not exist, MissingExtraError if xgboost is
-    chosen but not installed, and the errors of `States`.
+    chosen but not installed, and CacheError or another LaminaError as `States` does.
 
     Args:
         model: The model, which is not changed.
@@ -288,7 +288,7 @@ class States:
         return open_runner(bank, dict.fromkeys(bank, self._task), _OP, None, self._options)
 
     def _read_texts(self, bank: ReaderBank, texts: Sequence[str], folder: str) -> CachedStates:
-        """Return the states of all layers for some texts; `bank`, `folder` and errors are as in `_read`."""
+        """Return the states of all layers for some texts; `bank`, `folder` and CacheError are as in `_read`."""
         task = replace(self._task, splits={"train": Split.of(list(texts), [0] * len(texts))})
         (group,) = groups_of(self._runner(bank), {"all": task}, "train", self._options)
         return self._read(bank, group, folder)
@@ -297,7 +297,7 @@ class States:
         """Return the states of all layers for the rows of a group (the encoded rows of a split).
 
         The model computes states that `folder` does not hold yet, and stores them there as float16. `bank` has one
-        reader, "all", which needs all layers. Errors are those of `open_states` in mode "on".
+        reader, "all", which needs all layers. Raises CacheError if they cannot be stored or are not finite in float16.
         """
         size = self._options.scoring_batch_size
         settings = CacheSettings(mode="on", dtype="float16", folder=folder, batch_size=size)

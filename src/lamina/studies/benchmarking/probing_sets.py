@@ -234,8 +234,8 @@ def _draw(labels: Rows, train: int, test: int, share: float, seed: int) -> tuple
 def chosen_sets(folder: Path, setting: Setting, names: Sequence[str] | None) -> tuple[str, ...]:
     """Return the data sets to run, in the order of `names` (full names or numbers). None: all sets of the setting.
 
-    Raises ConfigError if no set is named, or a set twice; UnknownNameError if a set does not exist; DataError if the
-    setting has no set; and the errors of `set_names`.
+    Raises ConfigError if no set is named, or a set twice; UnknownNameError if a set or the setting does not exist;
+    DataError if the setting has no set, or the list of sets cannot be read.
     """
     known = set_names(folder, setting)
     if not known:

@@ -274,7 +274,8 @@ def measure_speedup(
 
     A pass runs the model without its head on up to 32 validation rows of the task. A decoder beside an encoder reads as
     many tokens as the labels have if the task is to generate text; else as many as the encoder, or one if that reads
-    audio. Raises the errors of `encode_rows`. `max_length` is the maximum tokens per text; None: what the model allows.
+    audio. Raises ConfigError as `encode_rows` does. `max_length` is the maximum tokens per text; None: what the model
+    allows.
     """
     validation = task.split("validation")
     count = min(len(validation), _TIMED_ROWS)

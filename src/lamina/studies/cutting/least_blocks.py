@@ -139,7 +139,7 @@ def drop_least_(  # noqa: PLR0913 options of the command
     of range, the model cannot be edited, it needs a head for the task and has none, or there is no processor;
     UnknownNameError if `by` or the stack is unknown, or the task lacks a split; UnsupportedModelError if the model's
     layers cannot be found, or (unless `by` is "influence") a block cannot be skipped. With `heal_epochs`, the errors of
-    `finetune` are raised too.
+    `finetune` are raised too. An error before the cut leaves the model whole; a later one, in scoring or healing, cut.
 
     Args:
         model: A model. If it has a head for the task, the head is scored; otherwise linear readers of the last layer.
@@ -309,7 +309,7 @@ _Choice = tuple[dict[int, float], list[int]]
 def _by_influence(subject: _Subject, count: int) -> _Choice:
     """Choose the `count` blocks with the lowest block influence on up to 256 training rows.
 
-    Among equals, the highest block is chosen. Raises the errors of `similarity`.
+    Among equals, the highest block is chosen. Raises ConfigError for fewer than 4 rows.
     """
     model, train = subject.model, subject.task.split("train")
     rows = range(min(len(train), _ROWS))

@@ -317,7 +317,7 @@ def probe_rows(
 ) -> list[Row]:
     """Train all probes of one task with one seed, and score them.
 
-    Raises the errors of `probe_bank` and `lamina.fit`.
+    Raises LaminaError if `model` cannot be loaded, or a probe cannot be added (`ReaderBank.add`) or trained (`fit`).
 
     Args:
         model: A model, or the hub id or folder to load it from.

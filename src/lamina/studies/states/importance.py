@@ -148,8 +148,8 @@ def _conclusions(readers: Sequence[_ReaderShares]) -> Iterator[str]:
 def _read(bank: ReaderBank, texts: list[Text], batch_size: int, max_length: int | None, *, progress: bool) -> None:
     """Run texts through a bank in eval mode, so that fusions whose layer weights depend on the token have shares.
 
-    The shares from earlier texts are reset first. The bank stays in eval mode. Raises the errors of `text_inputs`. The
-    arguments are those of `importance`.
+    The shares from earlier texts are reset first. The bank stays in eval mode. Raises ConfigError or StoreError as
+    `text_inputs` does. The arguments are those of `importance`.
     """
     inputs = text_inputs(bank.model, texts, bank.processor, max_length, op=_OP)
     batches = group_batches(inputs, range(len(inputs.encoded)), batch_size)
