@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
 from lamina.errors import MissingExtraError
 from lamina.tasks.metrics import BOUNDS
+from lamina.train.results import INTERVAL_SEEDS
 from lamina.utils import JSONObject
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ FEW_TICKS = 26  # up to this many values of x, each value has a tick
 FEW_SERIES = 8  # number of colours that can be told apart; more series get shades of one colour
 FEW_LABELS = 6  # up to this many lines, each line has its name at its end instead of a legend
 MOST_LABELS = 3  # with more lines, those with the highest ends are named there, beside the legend
-INTERVAL_SEEDS = 3  # smallest number of runs for which an interval is drawn
 UNBOUNDED = (float("-inf"), float("inf"))
 NUMBERED = 13  # up to this many columns, a heat map shows its numbers
 HEIGHT = 260  # height of all charts but heat maps, in pixels

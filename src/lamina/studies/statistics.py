@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lamina.errors import ConfigError, check_known
 from lamina.tasks.class_results import positive_id
 from lamina.tasks.metrics import labelled_words, spans_of
-from lamina.train.results import summarise
+from lamina.train.results import INTERVAL_SEEDS, summarise
 from lamina.utils import check_range, pluralize
 
 if TYPE_CHECKING:
@@ -252,13 +252,15 @@ def _exact_p(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def mean_and_interval(values: Sequence[float]) -> str:
-    """Return the mean of one value per seed as text: "0.853 ± 0.012" (95 % t interval), or "0.853 (one seed)".
+    """Return the mean of one value per seed as text: "0.853 ± 0.012", with a 95 % t interval.
 
-    Raises ConfigError if there are no values.
+    With fewer than three seeds, it is "0.853 (one seed)" or "0.853 (2 seeds, no interval)". Raises ConfigError if there
+    are no values.
     """
     summary = summarise(values)
-    if summary.interval is None:
-        return f"{_number(summary.mean)} (one seed)"
+    if summary.interval is None or len(values) < INTERVAL_SEEDS:
+        seeds = "one seed" if len(values) == 1 else f"{len(values)} seeds, no interval"
+        return f"{_number(summary.mean)} ({seeds})"
     return f"{_number(summary.mean)} ± {_number(summary.interval)}"
 
 

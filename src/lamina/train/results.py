@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from lamina.tasks.outputs import Results
 
+INTERVAL_SEEDS = 3  # fewest runs whose interval is shown: that of two is far too wide, or has no width if they agree
 IMPORTANCES = ("reader", "epoch", "step", "layer", "importance")  # columns of `FitResult.importances`
 Scores: TypeAlias = dict[str, JSONObject]  # learner name -> metric -> score, and entries such as tables of classes
 Interval: TypeAlias = dict[str, tuple[float, float]]  # metric -> ends of the interval of its score

@@ -69,7 +69,8 @@ def test_conclusions_about_readers_of_several_seeds():
         return importance(bank).conclusions
 
     two = told([0.1, 0.1, 0.5, 0.3], [0.1, 0.1, 0.7, 0.1])
-    assert two == ("mood: layer 2 has the largest share, 0.600 ± 1.271 (95 % over 2 readers).",)
+    assert two == ("mood: layer 2 has the largest share, 0.600 (2 seeds, no interval).",)
+    assert "± 0.000 (95 % over 3 readers)." in told(*[[0.1, 0.1, 0.7, 0.1]] * 3)[0]
     assert told([0.1, 0.1, 0.5, 0.3]) == ("mood: layer 2 has the largest share, 0.500 (one seed).",)
     assert told([0.24, 0.26, 0.22, 0.28]) == ("mood: no layer stands out; shares are from 0.220 to 0.280.",)
 

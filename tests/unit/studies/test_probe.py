@@ -200,6 +200,7 @@ def test_probes_that_beat_the_text_alone():
     found = compare_probes(rows, task, "validation")  # pyright: ignore
     said = conclusions("t", found)
     assert said[0].startswith("t: layer 2 (linear) has the best score of 3 probes: accuracy 0.")
+    assert said[0].endswith("(2 seeds, no interval), n = 200 rows.")
     assert said[1].startswith("t: linear probes of layers 1-2 beat the best baseline that reads the text alone, tfidf")
     assert said[2].startswith("t: layer 2 (linear) is ahead of tfidf by 0.")
     assert said[3].startswith("t: layer 2 (linear) is ahead of layer 0 (linear) by 0.")
@@ -207,6 +208,27 @@ def test_probes_that_beat_the_text_alone():
     ahead = list(found.rows())
     assert [row["layer"] for row in ahead] == [0, 1, 2]
     assert ahead[2]["low"] > 0.2  # pyright: ignore
+
+
+def test_where_only_the_most_frequent_class_was_scored_the_sentences_name_it():
+    truths = [0] * 30 + [1] * 30
+    parts = {"train": texts(8), "validation": [{"sentence": "a", "label": ("bad", "good")[own]} for own in truths]}
+    task = Task.from_dataset("sequence_classification", parts)
+    facts = {"task": "t", "layer": None, "probe": "majority", "measure": "score", "score": 0.5, "guesses": [0] * 60}
+    rows = [{**facts, "seed": None}]
+    for layer, right in ((0, 30), (1, 60)):
+        guesses = [0] * right + [1] * (60 - right) if right < 60 else truths
+        own = {"layer": layer, "probe": "linear", "score": right / 60, "guesses": guesses}
+        rows += [{**facts, **own, "seed": seed} for seed in (0, 1)]
+    rows[1]["guesses"] = rows[2]["guesses"] = [0] * 60
+    said = conclusions("t", compare_probes(rows, task, "validation"))  # pyright: ignore
+    assert said[1].startswith(
+        "t: linear probes of layer 1 beat the most frequent class (accuracy 0.500), by 0.500; the"
+    )
+    assert said[1].endswith("the others are not shown to be better than it.")
+    assert said[2].startswith("t: layer 1 (linear) is ahead of the most frequent class by 0.500")
+    none = conclusions("t", compare_probes(rows[:3], task, "validation"))  # pyright: ignore
+    assert none[1] == "t: no probe is shown to beat the most frequent class (accuracy 0.500)."
 
 
 def test_the_sentence_fits_how_many_probes_beat_the_text():

@@ -123,6 +123,8 @@ def test_one_seed_claims_no_interval():
     assert not one.conclusive
     assert str(one) == "A is 0.012 below B (n = 872 rows); with one seed no interval is claimed."
     assert mean_and_interval([0.5]) == "0.500 (one seed)"
+    assert mean_and_interval([0.2, 0.3]) == "0.250 (2 seeds, no interval)"
+    assert mean_and_interval([0.65, 0.65]) == "0.650 (2 seeds, no interval)"
 
 
 def test_intervals_over_seeds():

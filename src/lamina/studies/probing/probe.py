@@ -18,13 +18,14 @@ from lamina.errors import ConfigError, DataError, UnsupportedModelError, check_k
 from lamina.layers import Site, at_site, default_stack, select
 from lamina.layers.wrappers import unwrapped
 from lamina.store import load
-from lamina.studies.probing.controls import baseline_predictions
+from lamina.studies.probing.controls import BASELINES, baseline_predictions
 from lamina.studies.probing.probe_cell import MLP, Place, ProbeSettings, plain_metric, probe_rows
 from lamina.studies.runner import Cell, check_each_once, check_given, labelled_task, own_processor, run_cells
 from lamina.studies.statistics import Difference, corrected, mean_and_interval, paired_bootstrap, row_counts, row_metric
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
 from lamina.train.groups import tasks_by_name, warn_of_texts
 from lamina.train.options import FitOptions
+from lamina.train.results import INTERVAL_SEEDS
 from lamina.utils import JSON, Row, check_range, check_types, pluralize
 
 if TYPE_CHECKING:
@@ -397,7 +398,8 @@ class ProbeComparison:
         metric: Name of the task's metric.
         rows_scored: Number of rows that every probe and baseline was scored on.
         scores: Probe -> its scores, one per seed. A probe is named by its `Place`.
-        baseline: Name and score of the best baseline that reads the text alone. None: no baseline was scored.
+        baseline: Name and score of the best baseline that reads the text alone, or of "the most frequent class" (or
+            "the mean") if no other was scored. None: no baseline was scored.
         ahead: Probe -> its score minus the score of that baseline; {} without a baseline.
         over_embeddings: Score of the best probe minus the score of the same kind of probe at layer 0. None: layer 0 has
             no such probe, or has the best probe.
@@ -449,16 +451,19 @@ def compare_probes(rows: Sequence[ScoredRow], task: Task, split: str) -> ProbeCo
         return np.stack([counts(row) for row in probes[place]])
 
     best = max(baselines, key=lambda row: row["score"], default=None)
+    name = "" if best is None else best["probe"]
+    if {row["probe"] for row in baselines} == {"majority"}:  # such as for images: no baseline reads a text
+        name = "the mean" if task.problem_type == "regression" else "the most frequent class"
     ahead: dict[Place, Difference] = {}
     if best is not None:
         baseline_counts = counts(best)
         for place in probes:
             own_counts = probe_counts(place)
             repeated = np.broadcast_to(baseline_counts, own_counts.shape)  # the baseline has no seeds
-            names = title(place), best["probe"]
+            names = title(place), name
             ahead[place] = paired_bootstrap(own_counts, repeated, metric=metric, names=names, repeats=REPEATS)
         ahead = dict(zip(ahead, corrected(list(ahead.values())), strict=True))
-    baseline = None if best is None else (best["probe"], best["score"])
+    baseline = None if best is None else (name, best["score"])
     comparison = ProbeComparison(task.metric, len(truths), scores, baseline, ahead, None)
     if not scores or comparison.best.layer == 0:
         return comparison
@@ -488,25 +493,28 @@ def conclusions(task: str, comparison: ProbeComparison) -> list[str]:
     if not comparison.scores:
         return []
     best = comparison.scores[comparison.best]
-    over = f", 95 % over {len(best)} seeds" if len(best) > 1 else ""
+    over = f", 95 % over {len(best)} seeds" if len(best) >= INTERVAL_SEEDS else ""
     score = f"{comparison.metric} {mean_and_interval(best)}{over}, n = {pluralize(comparison.rows_scored, 'row')}"
     probes = pluralize(len(comparison.scores), "probe")
     sentences = [f"{task}: {title(comparison.best)} has the best score of {probes}: {score}."]
     if comparison.baseline is not None:
         name, value = comparison.baseline
-        baseline = f"the best baseline that reads the text alone, {name} ({comparison.metric} {value:.3f})"
-        sentences.append(f"{task}: {_probes_that_beat(comparison, baseline)}")
+        reads_text = name in BASELINES
+        baseline = f"the best baseline that reads the text alone, {name}" if reads_text else name
+        baseline = f"{baseline} ({comparison.metric} {value:.3f})"
+        beaten = _probes_that_beat(comparison, baseline, "the text alone" if reads_text else "it")
+        sentences.append(f"{task}: {beaten}")
         sentences.append(f"{task}: {comparison.ahead[comparison.best]}")
     if comparison.over_embeddings is not None:
         sentences.append(f"{task}: {comparison.over_embeddings}")
     return sentences
 
 
-def _probes_that_beat(comparison: ProbeComparison, baseline: str) -> str:
+def _probes_that_beat(comparison: ProbeComparison, baseline: str, short: str) -> str:
     """Return the end of a sentence: which probes are conclusively better than the baseline.
 
     If none is, or with one seed, it says that no probe is shown to be. `baseline` is the phrase that describes the
-    baseline.
+    baseline, and `short` is another for when it has been named.
     """
     if max(map(len, comparison.scores.values())) < 2:
         return f"with one seed no probe can be said to beat {baseline}."
@@ -523,7 +531,7 @@ def _probes_that_beat(comparison: ProbeComparison, baseline: str) -> str:
         for (probe, site), numbers in layers.items()
     ]
     by = " to ".join(dict.fromkeys(f"{value:.3f}" for value in (min(values), max(values))))
-    rest = "; the others are not shown to be better than the text alone" if len(values) < len(comparison.ahead) else ""
+    rest = f"; the others are not shown to be better than {short}" if len(values) < len(comparison.ahead) else ""
     return f"{' and '.join(named)} beat {baseline}, by {by}{rest}."
 
 

@@ -19,6 +19,7 @@ from lamina.studies.passes import Text, group_batches, text_inputs
 from lamina.studies.runner import check_given
 from lamina.studies.statistics import mean_and_interval
 from lamina.studies.study import Figure, Study, study_settings
+from lamina.train.results import INTERVAL_SEEDS
 from lamina.utils import JSON, Row, check_types, progress_bar
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def _conclusions(readers: Sequence[_ReaderShares]) -> Iterator[str]:
             low, high = min(means.values()), means[largest]
             yield f"{name}: no layer stands out; shares are from {low:.3f} to {high:.3f}."
             continue
-        over = f" (95 % over {len(shares[largest])} readers)" if len(shares[largest]) > 1 else ""
+        over = f" (95 % over {len(shares[largest])} readers)" if len(shares[largest]) >= INTERVAL_SEEDS else ""
         yield f"{name}: layer {largest} has the largest share, {mean_and_interval(shares[largest])}{over}."
 
 
