@@ -241,7 +241,7 @@ def plain_column(y: TargetsLike, op: str) -> Any:
     """Return y as an array of its entries' type if it is a column of a pandas type or of objects; else y itself.
 
     scikit-learn would turn nullable integers and bools into floats, and in a list of texts NaN into "nan". Raises
-    DataError, whose message begins with `op`, if an entry is missing.
+    DataError, whose message begins with `op`, if an entry is missing, or a column mixes types such as int and str.
     """
     dtype, is_list = getattr(y, "dtype", None), isinstance(y, list | tuple)
     has_gap = is_list and any(pd.api.types.is_scalar(entry) and pd.isna(entry) for entry in y)
@@ -251,7 +251,12 @@ def plain_column(y: TargetsLike, op: str) -> Any:
     column = pd.Series(y, dtype=object)
     if (missing := np.flatnonzero(column.isna())).size:
         raise DataError(f"{op}: row {missing[0]} of y is missing; every text has a label.", row=int(missing[0]))
-    return column.infer_objects().to_numpy()
+    array = column.infer_objects().to_numpy()
+    kinds = set(map(type, array)) if array.dtype == object else set[type]()
+    if len(kinds) > 1 and not all(issubclass(kind, str) for kind in kinds):
+        mixed = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise DataError(f"{op}: y mixes {mixed}; all labels have one type. Convert them, for example to texts.")
+    return array
 
 
 def _named(classes: np.ndarray, numbers: np.ndarray) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
