@@ -30,6 +30,7 @@ from lamina.tasks.base import (
 from lamina.tasks.class_results import ClassResults
 from lamina.tasks.label_cells import is_whole
 from lamina.tasks.labels import (
+    are_unnamed,
     bad_cell,
     class_ids,
     class_labels,
@@ -115,7 +116,7 @@ class ClassKind(Kind[InputsT]):
             raise ConfigError(f"{got}. {hint}")
         id2label = cast("dict[int, str]", config.id2label)
         names = [str(id2label[number]) for number in range(count)]
-        if names == [f"LABEL_{number}" for number in range(count)]:
+        if are_unnamed(names):
             config.id2label = dict(enumerate(task.labels))
             config.label2id = {name: number for number, name in enumerate(task.labels)}
         elif [name.lower() for name in names] != [name.lower() for name in task.labels]:

@@ -180,6 +180,11 @@ def infer_labels(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(names, key=Decimal if all(map(cell_forms.is_whole, names)) else None))
 
 
+def are_unnamed(names: Sequence[str]) -> bool:
+    """Return whether class names are LABEL_0, LABEL_1 and so on, which transformers writes if no names are given."""
+    return list(names) == [f"LABEL_{number}" for number in range(len(names))]
+
+
 def class_labels(tables: Mapping[str, Table], column: str | int, *, several: bool = False) -> tuple[str, ...]:
     """Return the class names that occur in a column of the train split, in the order of `infer_labels`.
 

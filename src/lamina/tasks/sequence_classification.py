@@ -103,10 +103,10 @@ def _warn_of_ids(tables: Mapping[str, Table], spec: ColumnSpec) -> None:
     """Log a warning for each table whose labels are class ids, if the class names are sorted.
 
     Such names were probably sorted by Lamina, so a user may not know the order. Names like "no" and "yes", of which one
-    is the usual positive class, have a known order.
+    is the usual positive class, have a known order, as do LABEL_0, LABEL_1 and so on.
     """
     names = spec.labels or ()
-    if list(names) != sorted(names) or usual_positive(names) or any(map(is_whole, names)):
+    if list(names) != sorted(names) or usual_positive(names) or any(map(is_whole, names)) or lab.are_unnamed(names):
         return
     for table in tables.values():
         cell = next((cell for cell in table.cells(spec.label) if not is_missing(cell)), None)

@@ -21,6 +21,7 @@ from lamina.store.models import load_processor
 from lamina.store.save_model import check_reloads
 from lamina.tasks import KINDS, kind_of
 from lamina.tasks.base import GenerationOptions, Kind, KindedTask, TaskOutline, as_output
+from lamina.tasks.labels import are_unnamed
 from lamina.tasks.position_interpolation import size_problem
 from lamina.tasks.targets import label_array
 from lamina.train.base import Runner
@@ -192,14 +193,14 @@ class ModelRunner(Runner):
     def _warn_of_order(self, names: Sequence[str]) -> None:
         """Log which label each class of the head is taken as, if `names`, those of the head, are LABEL_0, LABEL_1, ...
 
-        Labels that are the numbers of the classes, and the single output of a regression, leave no doubt.
+        Labels that are the numbers or names of these classes, and the single output of a regression, leave no doubt.
         """
-        labels = [str(number) for number in range(len(self.task.labels))]
-        if names == [f"LABEL_{label}" for label in labels] and len(labels) > 1 and list(self.task.labels) != labels:
-            pairs = [f"{name} as '{label}'" for name, label in zip(names, self.task.labels, strict=True)]
+        labels = list(self.task.labels)
+        if are_unnamed(names) and len(labels) > 1 and labels not in (names, list(map(str, range(len(labels))))):
+            pairs = [f"{name} as '{label}'" for name, label in zip(names, labels, strict=True)]
             taken = ", ".join(pairs[:5]) + ", ..." * (len(pairs) > 5)
             hint = "If the model was trained in another order, give the task labels=[...] in that order"
-            more = "or write the names into model.config.id2label, with which tasks are then compared"
+            more = "or write the names into model.config.id2label, which are then compared with it"
             what = f"the classes of the head have no names, and are taken in the order of the task's labels: {taken}"
             logger.warning("%s: %s. %s, %s.", self.op, what, hint, more)
 

@@ -95,7 +95,9 @@ def test_scores_are_those_of_the_model_s_own_answers():
     assert scored(model, task)["accuracy"] == pytest.approx(right / len(split))
 
 
-def test_a_head_without_class_names_is_scored_in_the_order_of_the_labels(caplog: pytest.LogCaptureFixture):
+def test_a_head_without_class_names_is_scored_in_the_order_of_the_labels(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+):
     task, model = yes_no(), bert()
     before = model.config.to_dict()
     accuracy = scored(model, task)["accuracy"]
@@ -118,6 +120,9 @@ def test_a_head_without_class_names_is_scored_in_the_order_of_the_labels(caplog:
     with pytest.raises(ConfigError, match=r"evaluate: the classes .* a label 0 in the data means the first of them"):
         scored(model, numbered)
     assert scored(bert(labels=1), length_of_text())
+    path = tmp_path / "rows.csv"
+    path.write_text("sentence,label\n" + "good film,1\nbad,0\n" * 3)
+    assert evaluate(bert(), path, processor=tiny_tokenizer())
     assert not caplog.records
 
 
