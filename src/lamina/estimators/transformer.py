@@ -118,8 +118,8 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
     def _learn(self, bank: ReaderBank, texts: Texts, y: TargetsLike, seed: int) -> ReaderModule:
         """Train the fusion on y, as `_train` does, and return its reader, which replaces the one that the bank had.
 
-        Raises DataError if y is None or has the wrong form, and the errors of `_train`. `seed` decides the initial
-        weights and the rows held out.
+        Raises DataError if y is None or has the wrong form, ConfigError if `options` are wrong, and the errors of
+        `lamina.fit`. `seed` decides the initial weights and the rows held out.
         """
         if y is None:
             came = f"the fusion {type(self.fusion).__name__} has weights to learn, but y is None"

@@ -394,10 +394,12 @@ def _to_parquet(rows: Iterator[JSONObject], path: Path) -> None:
 
     parts = chunks(rows)
     first = pa.Table.from_pylist(next(parts))
-    with parquet.ParquetWriter(path.absolute(), first.schema) as writer:  # pyarrow expands a "~" in front of a path
-        writer.write_table(first)
+    kinds = {kind.name: pa.string() if pa.types.is_null(kind.type) else kind.type for kind in first.schema}
+    schema = pa.schema(kinds)  # later files may have a path, even if all of the first part come as bytes
+    with parquet.ParquetWriter(path.absolute(), schema) as writer:  # pyarrow expands a "~" in front of a path
+        writer.write_table(first.cast(schema))
         for part in parts:
-            writer.write_table(pa.Table.from_pylist(part, schema=first.schema))
+            writer.write_table(pa.Table.from_pylist(part, schema=schema))
 
 
 @dataclass(frozen=True)

@@ -322,7 +322,7 @@ class Predictor:
         self._blank = 0
 
     def predict(self, prepared: Prepared, *, budget: Budget | None = None) -> list[Answers]:
-        """Predict as `__call__` does, with the same errors, but for examples that `prepare` has encoded.
+        """Predict as `__call__` does, for examples that `prepare` has encoded; errors as in the function `predict`.
 
         For `budget` see `answer_by_pass`. The backend is chosen again for each call; see `choose_engine`.
         """

@@ -265,7 +265,8 @@ def splits_on_states(
             missing, a folder is no path, two splits would have the same states, or only one of task and states has
             pairs of texts.
         UnknownNameError: If `states` names a split that the task lacks.
-        LaminaError: As in `Task.from_states`; also if the number of rows or the order of the labels differs.
+        DataError: If the number of rows or the order of the labels differs, or a file does not fit its manifest.
+        StoreError: If a folder has no manifest, or the manifest contradicts itself.
     """
     folders: Mapping[str, str | Path] = states if isinstance(states, Mapping) else {"train": states}
     check_known(op, folders, splits, "split")

@@ -236,8 +236,8 @@ class Task:
     def held_out(self, seed: int = 0, *, stratify: bool = True) -> Task:
         """Return the same task with a tenth of the training rows as its validation split.
 
-        The previous validation split becomes the test split if the task has no test split. Tasks over one file hold out
-        the same rows, and no class loses its last training row.
+        The previous validation split becomes the test split if there is none; else it is dropped. Tasks over one file
+        hold out the same rows, and no class loses its last training row.
 
         Args:
             seed: Seed of the choice. For running text in blocks, the last tenth is held out instead.

@@ -202,7 +202,7 @@ def fit(  # noqa: PLR0913
         MissingExtraError: If TensorBoard, or a package that a metric needs, is not installed.
         CacheError: If `cache="on"` and the states cannot be stored.
         StoreError: If the output folder cannot be written, or holds files of another program (raised before training),
-            or the checkpoint to resume from is damaged.
+            the checkpoint to resume from is damaged, or a folder in `states` has no valid manifest.
         NotFiniteError: If a loss, gradient, weight or score becomes NaN or infinite. The weights, and the readers of
             grids, stay as they are then, as after any error during training.
     """

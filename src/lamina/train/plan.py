@@ -39,8 +39,8 @@ class Group:
         part: The split of the tasks that is encoded: "train", "validation", "test", or "predict".
         tasks: Learner name -> its `Task`; for "predict" its `TaskOutline`, which has no examples.
         inputs: The encoded examples, as rows: windows, text blocks, images or audio clips.
-        targets: Learner name -> labels of the rows. None: the labels are made with the inputs (masked tokens, target
-            texts).
+        targets: Learner name -> labels of the rows; {} for "predict". None: the labels are made with the inputs (masked
+            tokens, target texts).
         states: Cached or recorded hidden states of the rows. None: the model computes the states of every batch.
     """
 

@@ -549,3 +549,11 @@ def test_weights_that_no_reader_reads_may_start_at_random(tmp_path: Path, monkey
     with pytest.raises(ConfigError, match=r"to an earlier run whose weights was"):
         run(with_head(1, moved=True), source, output)
     assert run(with_head(1), source, output).rows == 23
+
+
+@pytest.mark.parametrize("texts", [[None] * 1000 + ["a.png"], [None], []])
+def test_files_without_a_path_may_come_first_in_parquet(texts: list[str | None], tmp_path: Path):
+    partial = bulk.Partial(tmp_path / "lines", tmp_path / "note", {})
+    partial.add([{"row": row, "text": text, "readers": {}} for row, text in enumerate(texts)], read=len(texts))
+    partial.finish(tmp_path / "out.parquet")
+    assert [row["text"] for row in parquet.read_table(tmp_path / "out.parquet").to_pylist()] == texts
