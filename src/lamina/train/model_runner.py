@@ -200,7 +200,7 @@ class ModelRunner(Runner):
             pairs = [f"{name} as '{label}'" for name, label in zip(names, labels, strict=True)]
             taken = ", ".join(pairs[:5]) + ", ..." * (len(pairs) > 5)
             hint = "If the model was trained in another order, give the task labels=[...] in that order"
-            more = "or write the names into model.config.id2label, which are then compared with it"
+            more = "or write the names into model.config.id2label, and they are compared with the task's"
             what = f"the classes of the head have no names, and are taken in the order of the task's labels: {taken}"
             logger.warning("%s: %s. %s, %s.", self.op, what, hint, more)
 
