@@ -23,6 +23,8 @@ _QUOTED = re.compile(r'"([^"]|"")*"')
 logger = logging.getLogger(__name__)
 _SET_BY = {  # default name of a column -> the advice if a file has no such column
     "sentence": " Name the column of the texts with `text`.",
+    "image": " Name the column of the images with `inputs`.",
+    "audio": " Name the column of the clips with `inputs`.",
     "label": " Name the column of the labels with `label`.",
 }
 

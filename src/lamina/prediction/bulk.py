@@ -34,7 +34,17 @@ from lamina.prediction.ray_workers import in_order
 from lamina.store.files import locked
 from lamina.tasks.lazy_file import LazyFile, beside, name_of
 from lamina.train.options import PassOptions
-from lamina.utils import check_range, check_types, fsync, is_file, pluralize, remove_leftovers, write_errors, write_text
+from lamina.utils import (
+    check_range,
+    check_types,
+    fsync,
+    is_dir,
+    is_file,
+    pluralize,
+    remove_leftovers,
+    write_errors,
+    write_text,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -177,6 +187,9 @@ def predict_file(  # noqa: PLR0913
     if clash := [name for name in predictor.names if name in _OWN and output.suffix.lower() != ".jsonl"]:
         came = f"a reader has the name '{clash[0]}' of a column of the output"
         raise ConfigError(f"predict: {came}. Rename it (bank.rename), or write JSONL.")
+    if is_dir(source):
+        hint = f"For its images or clips: predict(bank, sorted(Path({str(source)!r}).rglob('*.png')))"
+        raise DataError(f"predict: {source} is a folder; a file is needed. {hint}.", path=str(source))
     columns = columns_of(source, text, text_pair, predictor.readers)
     source = existing(source)
     same = {

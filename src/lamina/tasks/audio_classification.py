@@ -24,7 +24,7 @@ from lamina.errors import ConfigError, DataError, MissingExtraError, convert_err
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.file_classification import FileKind
 from lamina.tasks.label_cells import plain
-from lamina.tasks.lazy_file import LazyFile
+from lamina.tasks.lazy_file import REMOVE, LazyFile
 from lamina.tasks.split import Split
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ class LazyAudio(LazyFile):
             return getattr(soundfile, function)(source, **options)
         except Exception as error:  # decoders raise errors of many types
             reason = first_line(getattr(error, "error_string", None) or error)
-            problem = f"cannot be decoded ({reason}); every row of an audio task is a whole clip."
+            problem = f"cannot be decoded ({reason}); every row of an audio task is a whole clip. {REMOVE}"
             raise self.bad(self.name, problem) from error
 
 
@@ -277,8 +277,8 @@ def _checked_rate(name: str, rate: object) -> int:
     rate = plain(rate)
     rate = int(rate) if isinstance(rate, float) and rate.is_integer() else rate
     if isinstance(rate, bool) or not isinstance(rate, int) or not 1 <= rate <= _MOST_RATE:
-        problem = f"has a rate of {rate} samples a second; it is a whole number from 1 to {_MOST_RATE:,}."
-        raise LazyAudio.bad(name, problem)
+        rule = f"it is a whole number from 1 to {_MOST_RATE:,}, in samples a second"
+        raise LazyAudio.bad(name, f"has a rate of {rate!r} ({type(rate).__name__}); {rule}.")
     return rate
 
 

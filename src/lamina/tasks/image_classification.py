@@ -19,7 +19,7 @@ from lamina.errors import ConfigError, DataError, MissingExtraError, convert_err
 from lamina.heads.base import TaskLike
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.file_classification import FileKind
-from lamina.tasks.lazy_file import LazyFile
+from lamina.tasks.lazy_file import REMOVE, LazyFile
 from lamina.tasks.split import Split
 from lamina.utils import derive_seed, pluralize
 
@@ -121,7 +121,7 @@ class LazyImage(LazyFile):
         except Exception as error:  # decoders raise errors of many types
             unknown = isinstance(error, Image.UnidentifiedImageError)  # its text names an object in memory
             reason = f"no image format known: {', '.join(_FORMATS)}" if unknown else first_line(error)
-            problem = f"cannot be decoded ({reason}); every row of an image task is a whole image."
+            problem = f"cannot be decoded ({reason}); every row of an image task is a whole image. {REMOVE}"
             raise self.bad(self.name, problem) from error
 
 

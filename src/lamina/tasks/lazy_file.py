@@ -17,6 +17,7 @@ from lamina.utils import is_file
 FILE_KEYS = frozenset({"bytes", "path", "array"})  # of a file as `datasets` writes it; one of them is enough
 _MOST_BYTES = 1 << 30  # size of the largest file that is read
 _PREFIX = "Leave out a prefix 'data:...,'."
+REMOVE = "Replace it, or remove its row."  # what to do about a file that cannot be decoded
 _SHOWN = 1000  # characters of a path that messages show: a longer one may be a file in Base64
 
 
@@ -150,7 +151,10 @@ class LazyFile(ABC):
                 return file.read(size) if size <= most else b"", size
         except (OSError, ValueError) as error:
             reason, advice = getattr(error, "strerror", None) or error, f"{self.many} are read again at each use"
-            if "://" in self.path:
+            if path.is_dir():
+                ending = "png" if ".png" in self.endings else "wav"
+                advice = f"give its files, as in sorted(Path({self.path!r}).rglob('*.{ending}'))"
+            elif "://" in self.path:
                 advice = "files are read from disk, so download it first"
             elif len(self.path) > _SHOWN:
                 advice = 'a file in Base64 is given as {"bytes": ...}'

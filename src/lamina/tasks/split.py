@@ -345,6 +345,7 @@ def checked_texts(raw: Sequence[object], *, pairs: bool) -> list[str] | list[tup
             got = f"entry {row} is {type(entry).__name__}"
             is_words = isinstance(entry, list) and all(isinstance(word, str) for word in entry)
             hint = f" {JOIN_WORDS}." if is_words else ""
+            hint = " Give the text itself, or a tuple of two texts." if isinstance(entry, Mapping) else hint
             raise ConfigError(f"predict: {got}; all must be texts, or all pairs of texts.{hint}")
     if not (are_texts or pairs):
         raise ConfigError("predict: got pairs of texts; this kind of task reads single texts.")

@@ -380,6 +380,7 @@ def test_a_disk_that_fills_at_the_end(tmp_path: Path, monkeypatch: pytest.Monkey
         ("in.jsonl", "folder.csv", {}, "folder.csv is a folder, pipe or device; give a file"),
         ("in.jsonl", "pipe.jsonl", {}, "pipe.jsonl is a folder, pipe or device"),
         ("none.jsonl", "out.csv", {}, r"none.jsonl is not there"),
+        ("folder.csv", "out.csv", {}, r"folder.csv is a folder; .* predict\(.*, sorted\(Path\(.*\).rglob\('\*.png'\)"),
         ("in.jsonl", "out.csv", {"text": "texts"}, "no column 'texts'|no value in column 'texts'"),
         ("other.csv", "out.csv", {}, "has no column 'sentence' or 'text' or 'image' or 'audio'; its columns are: a, b"),
         ("in.jsonl", "out.csv", {"chunk_rows": 0}, "chunk_rows is 0"),

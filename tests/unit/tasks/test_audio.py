@@ -263,6 +263,10 @@ def test_another_rate_is_resampled():
 def test_arrays_need_a_rate_that_is_one(rate: Any):
     with pytest.raises(DataError, match=r"entry 0 has (an array without a sampling rate|a rate of )"):
         clips({"array": tone(), "sampling_rate": rate})
+    with pytest.raises(
+        DataError, match=r"entry 0 has a rate of '8000' \(str\); it is a whole number from 1 to 768,000"
+    ):
+        clips({"array": tone(), "sampling_rate": "8000"})
 
 
 def test_what_predict_takes(tmp_path: Path):
@@ -282,7 +286,8 @@ def test_what_is_no_sound_is_named(tmp_path: Path):
         ("a sentence", r"a sentence cannot be read \(No such file or directory\)"),
         (
             put(tmp_path, "a.wav", "no sound"),
-            r"a\.wav cannot be decoded \(Format not recognised\); every row of an audio",
+            r"a\.wav cannot be decoded \(Format not recognised\); every row of an audio task is a "
+            "whole clip. Replace it, or remove its row",
         ),
         (data[:20], "entry 0 is cut off after 20 of"),
         (
@@ -293,7 +298,10 @@ def test_what_is_no_sound_is_named(tmp_path: Path):
         (put(tmp_path, "c.wav", sound_bytes(tone())[:200]), r"c\.wav is cut off after 200 of \d+ bytes"),
         (np.zeros((0, 2), np.float32), "entry 0 has no samples; a clip has at least one"),
         (put(tmp_path, "b.raw", "xxxx"), r"b\.raw cannot be decoded"),
-        (tmp_path, r"cannot be read \(it is not a file\)"),
+        (
+            tmp_path,
+            r"cannot be read \(it is not a file\); give its files, as in sorted\(Path\('.*'\).rglob\('\*.wav'\)\)",
+        ),
         (None, "entry 0 is empty; every row of an audio task has a clip"),
         (sound_bytes(np.zeros(0, np.float32)), "entry 0 has no samples; a clip has at least one"),
         (sound_bytes(np.zeros((4, 65), np.float32)), "entry 0 has 65 channels; at most 64 are read"),

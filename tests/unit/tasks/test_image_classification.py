@@ -66,6 +66,9 @@ def test_images_and_labels_are_two_columns(tmp_path: Path):
     put(tmp_path, "a.csv", "image,label\na.png,x\nb.png,y\n")
     with pytest.raises(ConfigError, match="task: text and label are both 'label'; a model would learn to copy"):
         Task.from_files(KIND, train=tmp_path / "a.csv", inputs="label")
+    put(tmp_path, "b.csv", "path,label\na.png,x\nb.png,y\n")
+    with pytest.raises(DataError, match=r"no column 'image'.*Name the column of the images with `inputs`"):
+        Task.from_files(KIND, train=tmp_path / "b.csv")
 
 
 def test_an_array_may_have_an_axis_for_its_one_channel():

@@ -285,6 +285,7 @@ def test_what_predict_takes(words: Any):
         (["a", 3], "predict: entry 1 is int; all must be texts, or all pairs of texts"),
         ([("a", "b"), ("c",)], "predict: entry 1 is tuple; all must be texts, or all pairs"),
         ([("a", "b"), "cd"], "predict: entry 1 is str; all must be texts, or all pairs"),
+        ([{"question": "a"}], "entry 0 is dict; .* pairs of texts. Give the text itself, or a tuple of two texts."),
     ]:
         with pytest.raises(ConfigError, match=message):
             KIND.examples(raw, words)
