@@ -58,7 +58,7 @@ _NEW_WEIGHTS = "Initialise weights that the saved files lack at random, for exam
 
 
 class Counts(TypedDict):
-    """The size of a model: layers per stack, parameters, and trainable parameters."""
+    """The size of a model: layers per stack with the embeddings, parameters, and trainable parameters."""
 
     layers: dict[str, int]
     parameters: int

@@ -252,6 +252,7 @@ class BankRunner(Runner):
         return {name: (self.bank.stacks[self.bank[name].stack], self.bank[name]) for name in group.names}
 
     def _labels(self, group: Group, rows: int) -> dict[str, Tensor]:
+        """Return reader name -> labels of the group's longest row, `rows` times, on the runner's device."""
         row = int(np.argmax(group.inputs.lengths))
         labels = group.inputs.batch([row]).get("labels")
         from_inputs = None if labels is None else labels.expand(rows, -1)
