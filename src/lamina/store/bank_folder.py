@@ -123,7 +123,6 @@ def save_bank(
     if not changed_base:
         _check_unchanged(bank, marks)
         check_inputs("save", bank.processor, bank.select(None, "save"))
-    bank.accept_base(marks)
     if base.id is None and bank.model.name_or_path and not base.trained:
         what = f"the base was changed after it was loaded from {bank.model.name_or_path}, so the bank does not name it"
         logger.warning("save: %s. Save the base first (lamina.save), or pass it whenever the bank is loaded.", what)
@@ -143,6 +142,7 @@ def save_bank(
             format=FORMAT, lamina=_version(), base=base, info=bank.info, readers=list(bank), processor=processor
         )
         write_json(stage / MANIFEST, manifest.model_dump())
+    bank.accept_base(marks)  # last: after an error, a changed base still counts as changed
     record_inputs(bank.select(None, "save").values(), bank.processor)
     if bank.saves_base:
         set_location(bank.model, str(folder / BASE))

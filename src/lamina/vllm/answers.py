@@ -6,6 +6,7 @@ sequences.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast, final
 
@@ -105,7 +106,8 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
     def to_dict(self, first: int = 0) -> dict[str, JSON]:
         """Return all answers as JSON-ready values: reader name -> its answers; and "monitors" -> verdicts, if any.
 
-        The lists "tokens" leave out the first `first` tokens of the text, prompt included.
+        The lists "tokens" leave out the first `first` tokens of the text, prompt included. An infinite score of a
+        verdict is None.
         """
         fields = {name: self[name] for name in self}
         for name in self._streamed():
@@ -127,9 +129,12 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         return [name for name in self if not self._layout.readers[name].whole]
 
     def _verdicts(self) -> dict[str, JSON]:
-        return (
-            {"monitors": {name: verdict._asdict() for name, verdict in self.monitors.items()}} if self.monitors else {}
-        )
+        """Return {"monitors": name -> the verdict's fields}, {} without verdicts. JSON has no inf: it becomes None."""
+        verdicts: dict[str, JSON] = {
+            name: {**verdict._asdict(), "score": verdict.score if math.isfinite(verdict.score) else None}
+            for name, verdict in self.monitors.items()
+        }
+        return {"monitors": verdicts} if verdicts else {}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

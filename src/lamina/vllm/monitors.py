@@ -19,7 +19,8 @@ class Verdict(NamedTuple):
     """A monitor's result for a request's output so far.
 
     Attributes:
-        score: Score of the output up to the last token that the engine has read.
+        score: Score of the output up to the last token that the engine has read; inf or -inf where a cascade's first
+            monitor decides.
         flagged_at: Index, from 0 at the first output token, of the token at which the score first reached the
             threshold. None: it has not, or the monitor has no threshold.
     """

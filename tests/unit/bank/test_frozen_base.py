@@ -22,7 +22,7 @@ from transformers.models.bert.modeling_bert import BertOutput
 
 import lamina
 from lamina.bank import ReaderBank
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, StoreError
 from lamina.layers import default_stack
 from lamina.layers.fingerprints import fingerprint
 from lamina.layers.layer_guard import WeightGuard
@@ -287,6 +287,18 @@ def test_a_bank_that_takes_over_the_readers_goes_on(bank: ReaderBank, batch: dic
     bank.save_pretrained(tmp_path, changed_base=True)  # told so, it seals the new weights and goes on too
     assert torch.equal(bank(**batch)[first(bank)].logits, expected)
     ReaderBank.from_pretrained(tmp_path, bank.model)
+
+
+def test_a_failed_save_does_not_take_over_a_changed_base(
+    bank: ReaderBank, batch: dict[str, torch.Tensor], tmp_path: Path
+):
+    with torch.no_grad():
+        weight(bank).mul_(2)
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="not a folder"):
+        bank.save_pretrained(tmp_path / "file", changed_base=True)
+    with pytest.raises(ConfigError, match=MATCH):
+        bank(**batch)
 
 
 def test_what_an_optimizer_leaves_alone_is_no_change(bank: ReaderBank, batch: dict[str, torch.Tensor]):

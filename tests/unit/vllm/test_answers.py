@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +149,16 @@ def test_a_monitor_flags_the_output_once_and_says_where(folder: Path):
     assert monitors.verdicts["watchdog"].flagged_at == 1
     assert monitors.add(4, scores(4, [high]).tokens) == []
     assert monitors.verdicts["watchdog"].flagged_at == 1
+
+
+@pytest.mark.parametrize(("score", "shown"), [(float("inf"), None), (float("-inf"), None), (0.25, 0.25)])
+def test_the_score_of_a_cascade_that_its_first_monitor_decides_is_null_in_json(
+    folder: Path, score: float, shown: float | None
+):
+    answers = Answers(layout_of(folder), ["mean"], prompt=2)
+    answers.on_message({"scores": [], "monitors": {"both": (score, 0)}})
+    assert answers.monitors["both"].score == score
+    for fields in (answers.to_dict(), answers.part_to_dict(0, 0)):
+        assert json.loads(json.dumps(fields, allow_nan=False))["monitors"] == {
+            "both": {"score": shown, "flagged_at": 0}
+        }
