@@ -71,7 +71,11 @@ def test_checkpoints_of_one_name_are_seeds_of_one_curve(model):
     moved = study.table.query("measure == 'relative' and layer == 2").set_index("run")["score"]
     shown = study.summary().query("layer == 2").set_index("run")["relative"]
     assert shown["few"] == pytest.approx(moved["few"].mean())
-    half = 12.706 * moved["few"].std() / 2**0.5  # the t value of one degree of freedom
+    assert f"by {shown['few']:.2g} times" in study.conclusions[0]  # two seeds have no interval
+    study = drift(model, {**runs, "few": [*runs["few"], changed(model, amount=0.2)]}, roles="ffn_out")
+    moved = study.table.query("measure == 'relative' and layer == 2").set_index("run")["score"]
+    shown = study.summary().query("layer == 2").set_index("run")["relative"]
+    half = 4.303 * moved["few"].std() / 3**0.5  # the t value of two degrees of freedom
     few, many = study.conclusions
     assert few.startswith(
         f"few: block 2 moved most (by {shown['few']:.2g} ± {half:.2g} times the norm of the base's weights"

@@ -19,7 +19,7 @@ from lamina.layers.selectors import ranges
 from lamina.layers.wrappers import checked_model
 from lamina.store.load_model import load
 from lamina.studies.study import Figure, Pivot, Study, model_facts, study_settings
-from lamina.train.results import summarise
+from lamina.train.results import INTERVAL_SEEDS, summarise
 from lamina.utils import JSON, Row, check_types
 
 if TYPE_CHECKING:
@@ -144,10 +144,10 @@ def _rows(base: _BlockWeights, other: _BlockWeights, name: str, seed: int) -> li
 def _conclusions(table: Frame) -> Iterator[str]:
     """Yield a sentence per run of the study's `table`: which block moved most and which least, and how far.
 
-    Blocks with the same distance, as it is shown, are named together.
-    A block's distance is the mean of its finite relative distances over roles and seeds; several seeds give a 95 % t
-    interval. If nothing changed, or only weights that are all 0 in the base, the sentence says so. There is no sentence
-    if only one block has finite distances, and it changed.
+    Blocks with the same distance, as it is shown, are named together. A block's distance is the mean of its finite
+    relative distances over roles and seeds; three seeds or more give a 95 % t interval. If nothing changed, or only
+    weights that are all 0 in the base, the sentence says so. There is no sentence if only one block has finite
+    distances, and it changed.
     """
     for run, rows in table.groupby("run", sort=False):
         # a distance from weights that are all 0 has no relative size
@@ -169,11 +169,15 @@ def _conclusions(table: Frame) -> Iterator[str]:
 
 
 def _blocks_at(moved: Mapping[int, Summary], distance: float) -> tuple[str, str]:
-    """Return the blocks that moved this far, as text, and the distance as text; an interval is shown for one block."""
+    """Return the blocks that moved this far, as text, and the distance as text.
+
+    The distance of a single block has an interval if there are at least three seeds.
+    """
     shown = f"{distance:.2g}"
     layers = [layer for layer, summary in moved.items() if f"{summary.mean:.2g}" == shown]
-    interval = moved[layers[0]].interval if len(layers) == 1 else None
-    over = "" if interval is None else f" ± {interval:.2g}"
+    first = moved[layers[0]]
+    has_interval = len(layers) == 1 and first.interval is not None and first.count >= INTERVAL_SEEDS
+    over = f" ± {first.interval:.2g}" if has_interval else ""
     blocks = f"block{'s' * (len(layers) > 1)} {ranges(layers)}"
     return blocks, f"{shown}{over} times the norm of the base's weights"
 
