@@ -313,7 +313,7 @@ class ReaderBank(ReaderCollection):
                 short. If a reply is cut off in another way, call `watch.discard()` before `generate` returns.
 
         Returns:
-            A context manager that yields the `Watch`, filled while the model generates.
+            A context manager that yields the `Watch`, filled while the model generates. Entering it raises the errors.
 
         Raises:
             UnknownNameError: If a monitor, reader, label or value of `over` does not exist.
@@ -357,7 +357,7 @@ class ReaderBank(ReaderCollection):
                 `stop_strings`, the bank's tokenizer is passed too.
 
         Yields:
-            A `Step` for each new token, with all sequences in it.
+            A `Step` for each new token, with all sequences in it. Wrong arguments raise at the call, before the first.
 
         Raises:
             UnknownNameError: If a monitor, reader, label or value of `over` does not exist.

@@ -72,7 +72,7 @@ def write_page(
 
     Args:
         runs: One or more folders that `Study.save`, `lamina study` or `lamina train` wrote.
-        path: File to write; ends in `.html` or `.htm`. An existing file is replaced.
+        path: File to write; ends in `.html` or `.htm`. An existing file is replaced, except after errors.
         title: Title of the page. None: what was studied, with the names of the model and the tasks.
         as_files: Whether to write each chart (PNG and SVG) and table (Markdown and LaTeX) as a file too. For the page
             "page.html" they are in the folder "page_files".

@@ -87,8 +87,8 @@ def importance(
 
     Raises:
         ConfigError: If `banks` holds something else than banks; if no reader has weights per layer; if a reader's
-            weights depend on the token, and `texts` is None; if `texts` is empty or holds something else; or if
-            `batch_size` or `max_length` is out of range.
+            weights depend on the token, and `texts` is None; if `texts` is empty or holds something else, or a bank has
+            no tokenizer for them; or if `batch_size` or `max_length` is out of range.
     """
     named = dict(banks) if isinstance(banks, Mapping) else {"bank": banks}
     if others := [type(bank).__name__ for bank in named.values() if not isinstance(bank, ReaderBank)]:
