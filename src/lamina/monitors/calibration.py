@@ -12,6 +12,60 @@ from lamina.utils import JSON, check_inside, check_types
 
 Interval = tuple[float, float]
 Unit = Literal["reply", "1000 tokens"]  # what a rate of false alarms is counted per
+Precision = Literal["float32", "bfloat16", "float16"]
+
+_EPS: dict[Precision, float] = {"float32": 0.0, "bfloat16": 2**-7, "float16": 2**-10}  # float32 has a rule of its own
+
+
+@final
+@dataclass(frozen=True)
+class Rounding:
+    """How far the batch size and the attention kernel may move a score.
+
+    Attributes:
+        logit: How far a logit may move in a precision below float32; 0 for float32.
+        probability: Whether the scores are probabilities. False: they are log odds or predicted values. No effect if
+            `logit` is 0.
+    """
+
+    logit: float = 0.0
+    probability: bool = True
+
+    @classmethod
+    def of(cls, precision: Precision, highest: Sequence[float], *, probability: bool = True) -> Self:
+        """Return the rounding of scores that are computed in `precision`: the lowest of the model and the reader.
+
+        Rounding moves a logit by up to 16 times the precision's `eps`. If the logits of all texts lie within less than
+        2 of each other, it is 8 times `eps` times that range: such a reader has smaller weights. Both numbers are above
+        the largest differences between kernels and batch sizes that were measured on two small models. `highest` has
+        the highest score of each text.
+        """
+        finite = [score for score in highest if math.isfinite(score)] or [0.0]
+        ends = [min(finite), max(finite)]
+        low, high = [_log_odds(end) for end in ends] if probability else ends
+        return cls(_EPS[precision] * min(16.0, 8 * (high - low)), probability)
+
+    def at(self, score: float) -> float:
+        """Return by how much rounding may raise or lower `score`; 0 for -inf (no score).
+
+        Two passes over a text so differ by at most twice as much. In float32, scores from 0 to 1 move by at most
+        1.1e-5, and by less near 0 and 1, where a probability changes less than its logit.
+        """
+        if score == -math.inf:
+            return 0.0
+        near = min(1e-5, 4e-5 * min(abs(score), abs(1 - score))) + 1e-6 * max(1.0, abs(score))
+        if self.probability and 0 <= score <= 1:  # the sum of several labels' highest probabilities may exceed 1
+            return max(near, self.logit * score * (1 - score))
+        return max(near, self.logit * max(1.0, abs(score) / 8))
+
+
+def _log_odds(probability: float) -> float:
+    """Return the log odds of a probability; those of 0 and 1 are finite here."""
+    inside = min(max(probability, 1e-9), 1 - 1e-9)
+    return math.log(inside / (1 - inside))
+
+
+FLOAT32 = Rounding()
 
 
 class Facts(TypedDict, total=False):
@@ -116,6 +170,7 @@ class Calibration:
         threshold: float | None = None,
         confidence: float = 0.95,
         guarantee: bool = False,
+        rounding: Rounding = FLOAT32,
         **facts: Unpack[Facts],
     ) -> Self:
         """Return the calibration for `threshold`, or for the lowest one with a rate of at most `false_positive_rate`.
@@ -130,6 +185,8 @@ class Calibration:
             guarantee: Choose the threshold so that with probability `confidence` the false positive rate on *other*
                 texts of the same kind is at most `false_positive_rate`; `needed_negatives` says how many negatives that
                 takes. False: the rate on these texts is at most `false_positive_rate`.
+            rounding: How far another batch size or attention kernel may move a score. A chosen threshold lies so far
+                above the scores that it does not flag that they stay below it. Default: the rounding of float32.
             **facts: Other fields of the result, such as `task` and `split`.
 
         Raises:
@@ -167,7 +224,7 @@ class Calibration:
                 hint = "Give more, or ask for a higher rate."
                 raise ConfigError(f"calibrate: {problem}{sure}; at least {least} are needed. {hint}")
             allowed = allowed_positives(len(negatives), false_positive_rate, confidence if guarantee else None)
-            threshold = lowest_threshold(negatives, scores, allowed)
+            threshold = lowest_threshold(negatives, scores, allowed, rounding)
         false_positives = sum(score >= threshold for score in negatives)
         true_positives = sum(score >= threshold for score in positives)
         return cls(
@@ -247,12 +304,15 @@ def allowed_positives(negatives: int, false_positive_rate: float, confidence: fl
     return count if binom.cdf(count, negatives, false_positive_rate) <= 1 - confidence else count - 1
 
 
-def lowest_threshold(negatives: Sequence[float], highest: Sequence[float], allowed: int) -> float:
+def lowest_threshold(
+    negatives: Sequence[float], highest: Sequence[float], allowed: int, rounding: Rounding = FLOAT32
+) -> float:
     """Return the lowest threshold that flags at most `allowed` of the negative texts.
 
     `negatives` are the highest scores of the negative texts, in descending order; `highest` are those of all texts.
-    `allowed` is at least 0 and less than the number of negative texts. Raises ConfigError if no text has a score, or if
-    the first monitor of a cascade alone (score inf) flags more than `allowed`.
+    `allowed` is at least 0 and less than the number of negative texts. `rounding` says how far above the other scores
+    the threshold must lie. Raises ConfigError if no text has a score, or if the first monitor of a cascade alone (score
+    inf) flags more than `allowed`.
     """
     if not any(map(math.isfinite, highest)):
         problem = "no text has a token that is scored"
@@ -262,7 +322,7 @@ def lowest_threshold(negatives: Sequence[float], highest: Sequence[float], allow
         problem = f"{count} of {len(negatives)} negatives are flagged by the first monitor of the cascade alone"
         raise ConfigError(f"calibrate: {problem}, whatever the threshold. Raise `sure`.")
     # the first negative beyond those allowed must stay below the threshold
-    return _just_above(negatives[allowed], highest)
+    return _just_above(negatives[allowed], highest, rounding)
 
 
 def interval(hits: int, count: int, confidence: float = 0.95) -> Interval:
@@ -273,7 +333,7 @@ def interval(hits: int, count: int, confidence: float = 0.95) -> Interval:
     return float(low), float(high)
 
 
-def _just_above(score: float, scores: Sequence[float]) -> float:
+def _just_above(score: float, scores: Sequence[float], rounding: Rounding) -> float:
     """Return a threshold so far above `score` that rounding cannot lift the score of the same text over it.
 
     Texts with a common prefix often have the same highest score up to rounding, which changes with the batch and the
@@ -282,21 +342,11 @@ def _just_above(score: float, scores: Sequence[float]) -> float:
     there is none. If `score` is -inf (no score), the threshold lies closely below the next higher score; there is one,
     as `lowest_threshold` has checked.
     """
-    least = score + 2 * rounding(score)
+    least = score + 2 * rounding.at(score)
     tie = max((other for other in scores if score <= other <= least), default=score)
     above = min((other for other in scores if least < other < math.inf), default=None)
     if above is None:
         return least
     if tie == -math.inf:  # a text without a score, which rounding cannot lift
-        return above - 2 * rounding(above)
+        return above - 2 * rounding.at(above)
     return max(least, tie / 2 + above / 2)  # a sum could be infinite
-
-
-def rounding(score: float) -> float:
-    """Return the largest difference that batch size or attention kernel may make to `score`; 0 for -inf (no score).
-
-    Scores from 0 to 1 differ by at most 1.1e-5, and by less near 0 and 1, where a probability changes less than its
-    logit.
-    """
-    near = min(1e-5, 4e-5 * min(abs(score), abs(1 - score)))
-    return 0.0 if score == -math.inf else near + 1e-6 * max(1.0, abs(score))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from lamina.errors import ConfigError
-from lamina.monitors.calibration import Interval, by_label, lowest_threshold
+from lamina.monitors.calibration import FLOAT32, Interval, Rounding, by_label, lowest_threshold
 from lamina.utils import check_inside
 
 if TYPE_CHECKING:
@@ -119,7 +119,12 @@ class TokenRateTest:
 
 
 def threshold_per_thousand(
-    running: Scores, positive: Sequence[bool], *, rate: float, confidence: float | None
+    running: Scores,
+    positive: Sequence[bool],
+    *,
+    rate: float,
+    confidence: float | None,
+    rounding: Rounding = FLOAT32,
 ) -> float:
     """Return the lowest threshold whose rate of false alarms per thousand tokens is at most `rate`.
 
@@ -129,6 +134,7 @@ def threshold_per_thousand(
         rate: False alarms per thousand tokens of negative texts, above 0 and below 1000.
         confidence: Probability with which the rate holds on other texts of the same kind. None: it need only hold on
             these.
+        rounding: How far another batch size or attention kernel may move a score, as in `Calibration.of`.
 
     Raises:
         ConfigError: If the rate or the confidence level is out of range; if all texts have the same label, or an entry
@@ -142,7 +148,7 @@ def threshold_per_thousand(
 
     def passes(allowed: int) -> bool:
         """Return whether the lowest threshold that flags at most `allowed` negative texts passes."""
-        threshold = lowest_threshold(ordered, highest, allowed)
+        threshold = lowest_threshold(ordered, highest, allowed, rounding)
         alarms = [number for number, at in enumerate(negative) if highest[at] >= threshold]
         read = [int((running[negative[number]] >= threshold).argmax()) + 1 for number in alarms]
         return test.passes(alarms, read)
@@ -162,4 +168,4 @@ def threshold_per_thousand(
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if passes(middle) else (low, middle)
-    return lowest_threshold(ordered, highest, low)
+    return lowest_threshold(ordered, highest, low, rounding)

@@ -21,7 +21,7 @@ from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, NotFiniteError, check_known, require_packages
 from lamina.layers.types import tokenizer_of
 from lamina.monitors import Calibration, Cascade, DriftSketch, Monitor, ReplyFacts
-from lamina.monitors.calibration import Facts, Unit, allowed_positives, rounding
+from lamina.monitors.calibration import FLOAT32, Facts, Precision, Rounding, Unit, allowed_positives
 from lamina.monitors.token_rate import TokenRateTest, alarms_per_thousand, threshold_per_thousand
 from lamina.prediction.evaluate import scoring_groups
 from lamina.tasks.metrics import named_class
@@ -72,7 +72,9 @@ def calibrate(  # noqa: PLR0913
     counts. Special tokens and rows without a label are left out. In a pair whose second text is labelled word by word,
     the first text is left out too. A text that is too long is scored in windows, and its highest score counts. A
     warning is logged if the monitor does no better than chance, or if texts with the same highest score keep it from
-    flagging half of the negative texts that the rate allows.
+    flagging half of the negative texts that the rate allows. If the model, the reader or the pass computes in bfloat16
+    or float16, the threshold lies further above the texts that it does not flag, so that another attention kernel or
+    batch size does not lift them over it.
 
     Args:
         bank: The bank with the monitor's readers, trained.
@@ -182,10 +184,12 @@ class TextScores:
         running: For each text, the running score at each token that counts (see `_running_scores`).
         features: For each text, the mean of the reader's features over these tokens; zeros for a text without any.
             None: they were not computed.
+        rounding: How far another batch size or attention kernel may move a score.
     """
 
     running: Sequence[np.ndarray]
     features: Sequence[Tensor] | None = None
+    rounding: Rounding = FLOAT32
 
     def highest(self) -> list[float]:
         """Return the highest score of each text; -inf for a text without a token."""
@@ -229,7 +233,7 @@ class TextScores:
         if chooses and per == "1000 tokens":
             running = [self.running[at] for at in known]
             sure = confidence if guarantee else None
-            threshold = threshold_per_thousand(running, flags, rate=rate, confidence=sure)
+            threshold = threshold_per_thousand(running, flags, rate=rate, confidence=sure, rounding=self.rounding)
         found = Calibration.of(
             [highest[at] for at in known],
             flags,
@@ -237,6 +241,7 @@ class TextScores:
             threshold=threshold,
             confidence=confidence,
             guarantee=guarantee and threshold is None,
+            rounding=self.rounding,
             **facts,
         )
         if chooses:
@@ -270,7 +275,7 @@ def warn_of_ties(op: str, scores: TextScores, positive: Sequence[bool | None], f
     order = sorted((at for at, flag in enumerate(positive) if flag is False), key=highest.__getitem__, reverse=True)
     flagged = sum(highest[at] >= found.threshold for at in order)
     count, below = 2 * flagged + 1, [highest[at] for at in order[flagged:]]
-    ties = sum(score >= below[0] - 2 * rounding(below[0]) for score in below) if below else 0
+    ties = sum(score >= below[0] - 2 * scores.rounding.at(below[0]) for score in below) if below else 0
     if found.target is None or ties <= max(1, flagged) or below[0] == -math.inf:
         return
     sure = found.confidence if found.guaranteed else None
@@ -328,8 +333,24 @@ def score_texts(
         whole = pieces[str(monitor.name)]
         counts = torch.as_tensor([max(1, sum(len(part) for _, part in own)) for own in whole]).unsqueeze(1)
         means = list(sums[monitor.readers[0]] / counts) if features else None
-        scored[str(monitor.name)] = TextScores([_joined(own) for own in whole], means)
+        found = TextScores([_joined(own) for own in whole], means)
+        scored[str(monitor.name)] = replace(found, rounding=_rounding(runner, monitor, options, found.highest()))
     return scored
+
+
+def _rounding(
+    runner: BankRunner, monitor: Monitor | Cascade, options: PassOptions, highest: Sequence[float]
+) -> Rounding:
+    """Return the rounding of a monitor's scores: `highest` of each text, from passes with `options`.
+
+    The lowest precision counts among `options` and the weights of the model and of the monitor's readers.
+    """
+    parts = [runner.bank.model, *(runner.bank[name] for name in monitor.readers)]
+    used = {weight.dtype for part in parts for weight in part.parameters()} | {getattr(torch, options.precision)}
+    precision: Precision = "bfloat16" if torch.bfloat16 in used else "float16" if torch.float16 in used else "float32"
+    last = monitor.second if isinstance(monitor, Cascade) else monitor
+    is_predicted = runner.bank[last.reader].config.head.problem_type == "regression"
+    return Rounding.of(precision, highest, probability=last.scale == "probability" and not is_predicted)
 
 
 def _joined(windows: Sequence[Piece]) -> np.ndarray:

@@ -198,7 +198,9 @@ def _halves(labels: Sequence[bool | None], seed: int) -> tuple[list[int], list[i
 
 
 def _part(scored: TextScores, labels: Sequence[bool | None], rows: Sequence[int]) -> tuple[TextScores, list[bool]]:
-    return TextScores([scored.running[row] for row in rows]), [bool(labels[row]) for row in rows]
+    return TextScores([scored.running[row] for row in rows], rounding=scored.rounding), [
+        bool(labels[row]) for row in rows
+    ]
 
 
 def _fitted(
@@ -215,7 +217,8 @@ def _fitted(
     Raises ConfigError if a half has too few negative or no positive rows.
     """
     choosing, testing = (_part(scored, labels, half) for half in halves)
-    threshold = Calibration.of(choosing[0].highest(), choosing[1], false_positive_rate=rate).threshold
+    scores, flags = choosing
+    threshold = Calibration.of(scores.highest(), flags, false_positive_rate=rate, rounding=scores.rounding).threshold
     own, positive = testing
     found = Calibration.of(own.highest(), positive, threshold=threshold, asked=own.asked(), **facts)
     return own.counted(replace(found, target=rate), positive)

@@ -14,7 +14,7 @@ from tests.support.portions import one_in
 
 from lamina.errors import ConfigError
 from lamina.monitors import Calibration
-from lamina.monitors.calibration import allowed_positives, interval, needed_negatives
+from lamina.monitors.calibration import Precision, Rounding, allowed_positives, interval, needed_negatives
 
 
 def scores(negatives: int = 200, positives: int = 50) -> tuple[list[float], list[bool]]:
@@ -85,6 +85,34 @@ def test_scores_that_are_equal_up_to_rounding_stay_on_one_side_under_another_ker
     assert found.false_positive_rate == 0.02
     measured = Calibration.of([*highest, *again, top], positive, threshold=found.threshold)
     assert (measured.false_positive_rate, measured.recall) == (0.02, 1.0)
+
+
+@pytest.mark.parametrize(("precision", "noise"), [("bfloat16", 0.01), ("float16", 0.001)])
+@pytest.mark.parametrize("probability", [True, False])
+def test_scores_in_a_low_precision_are_equal_within_its_rounding(precision: Precision, noise: float, probability: bool):
+    """Let 16 of 100 negatives have one score, which another kernel raises; two are higher than all of these."""
+    logits = [*[-2.0] * 82, *[0.5] * 16, 3.0, 4.0, 6.0]
+    again = [*[-2.0] * 82, *[0.5 + 4 * noise] * 16, 3.0, 4.0, 6.0]
+    scores, other = (torch.tensor(own).sigmoid().tolist() if probability else own for own in (logits, again))
+    positive, rounding = [False] * 100 + [True], Rounding.of(precision, scores, probability=probability)
+    close = [*scores, scores[-4] + noise / 5]  # a positive text that keeps float32's threshold close to the tie
+    for own, rate in ((rounding, 0.02), (Rounding.of("float32", scores), 0.18)):
+        found = Calibration.of(close, [*positive, True], false_positive_rate=0.1, rounding=own)
+        assert found.false_positive_rate == 0.02
+        measured = Calibration.of(other, positive, threshold=found.threshold)
+        assert measured.false_positive_rate == rate
+    assert found == Calibration.of(close, [*positive, True], false_positive_rate=0.1)  # float32 is the default
+
+
+def test_rounding_is_small_where_all_scores_lie_close_together():
+    """The logits of the texts lie within 1, half of 2, so they move by half of 16 eps."""
+    assert Rounding.of("bfloat16", [1.0, 2.0, -math.inf, math.inf], probability=False).logit == 8 * 2**-7
+    assert Rounding.of("bfloat16", [0.5] * 3).at(0.5) == Rounding().at(0.5)
+    assert Rounding.of("bfloat16", [-math.inf]) == Rounding()
+    assert Rounding.of("float16", [0.0, 1.0]).logit == 16 * 2**-10
+    assert Rounding.of("float32", [0.0, 1.0]) == Rounding()
+    exact = {0.5: 1e-5 + 1e-6, 0.0: 1e-6, 1.0: 1e-6, -math.inf: 0.0, 20.0: 1e-5 + 1e-6 * 20}
+    assert {score: Rounding().at(score) for score in exact} == exact
 
 
 def test_close_scores_that_are_no_ties_do_not_move_the_threshold_away():

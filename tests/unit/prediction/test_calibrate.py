@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -14,9 +15,11 @@ from tests.support.bad_spans import FLAGS, NEUTRAL, SPANS, fitted, spans, spans_
 from tests.support.portions import one_in
 from tests.support.stored import WORDS, tiny_tokenizer
 from tests.support.tiny import FAMILIES
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError, NotFiniteError, UnknownNameError
+from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.mean import Mean
 from lamina.heads.token_classification import TokenClassification
 from lamina.monitors import EMA, Cascade, LastScore, MeanScore, Monitor
@@ -258,3 +261,33 @@ def test_equal_highest_scores_that_use_up_less_than_half_of_the_rate_are_named(
     calibrate(bank, monitor, task, store=False, false_positive_rate=0.011)
     calibrate(bank, monitor, task, store=False, threshold=found.threshold)
     assert len(told) == len([record for record in caplog.records if "same highest score" in record.getMessage()])
+
+
+def written_by(attention: str, dtype: torch.dtype) -> ReaderBank:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
+    config = LlamaConfig(vocab_size=len(WORDS), initializer_range=0.2, attn_implementation=attention, **sizes)
+    bank = ReaderBank(LlamaForCausalLM(config).eval().to(dtype), tiny_tokenizer())
+    head = TokenClassification(("ok", "bad"), encoder_layers=0)
+    bank.add("all", Reader(AdaLayers(dim=8), head, seed=3))
+    return bank.eval()
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_the_rate_holds_under_another_attention_kernel_in_bfloat16(precision: Literal["bfloat16", "float32"]):
+    """Texts share prefixes, and so highest scores; `calibrate` runs the float32 model in bfloat16 too."""
+    rng = random.Random(2)
+    words = [word for word in WORDS if word.isalpha()]
+    prefixes = [" ".join(rng.choices(words, k=20)) for _ in range(6)]
+    texts = [f"{rng.choice(prefixes)} {' '.join(rng.choices(words, k=rng.randint(1, 6)))}" for _ in range(100)]
+    rows = [{"text": text, "label": "ok"} for text in texts]
+    rows += [{"text": " ".join(rng.choices(words, k=12)), "label": "bad"} for _ in range(40)]
+    parts = {"validation": rows}
+    task = Task.from_dataset("sequence_classification", parts, text="text", label="label", labels=("ok", "bad"))
+    monitor, options = Monitor("all", "bad", LastScore()), {"store": False, "precision": "bfloat16"}
+    banks = [written_by(attention, getattr(torch, precision)) for attention in ("sdpa", "eager")]
+    for rate in (0.05, 0.2):  # the most frequent prefix has 19 texts
+        found = calibrate(banks[0], monitor, task, positive="bad", false_positive_rate=rate, **options)
+        again = calibrate(banks[1], monitor, task, positive="bad", threshold=found.threshold, batch_size=8, **options)
+        rates = [one.calibration.false_positive_rate for one in (found, again) if one.calibration is not None]
+        assert rates == [0.0 if rate == 0.05 else 0.19] * 2
