@@ -92,7 +92,10 @@ def bench(  # noqa: PLR0913
 
 
 def _show(study: Study, folder: Path, *, as_json: bool) -> None:
-    """Print a benchmark's comparison of methods and its conclusions, or everything as JSON; `folder` has the study."""
+    """Print a benchmark's comparison of methods and its conclusions; `folder` has the study.
+
+    With `as_json`, print JSON, which also has the scores on every set and the failures.
+    """
     from lamina.studies.benchmarking.benchmark import over_sets
     from lamina.studies.study import rows_where
 

@@ -412,9 +412,10 @@ def blocks(texts: Sequence[str], processor: Processor, *, max_length: int, add_p
 
 
 def _blocks(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Iterator[pa.Table]:
-    """Tokenise texts by chunks, join them, and yield tables (see `window_table`) of blocks of `max_length` tokens.
+    """Tokenise texts, join their tokens, and yield tables (see `window_table`) of blocks of `max_length` tokens.
 
-    The last block may be shorter. There is at least one table, which may be empty.
+    Texts are tokenised by chunks, each text with its special tokens. The last block may be shorter. There is at least
+    one table, which may be empty.
     """
     joined: dict[str, list[int]] = {}
     count = 0

@@ -191,8 +191,8 @@ def _to_records(path: Path, rows: Numbered[list[str]], header: Sequence[str] | N
     """Yield rows of cells as records; a row with more or fewer cells than columns is replaced by a DataError.
 
     A row that is a DataError already is yielded unchanged. Without `header`, the first row has the names of the
-    columns. Blank rows at the end of the file are left out. Raises DataError if the names cannot be read or are blank,
-    two are the same, or the only one has a sign that may divide columns, such as ";".
+    columns. Blank rows at the end of the file are left out. Raises DataError if the names cannot be read or are all
+    blank, two are the same, or (without `header`) the only one has a sign that may divide columns, such as ";".
     """
     names = header if header is not None else next(rows, (0, []))[1]
     if isinstance(names, DataError):

@@ -240,8 +240,9 @@ class RecordedStates:
         """Return where a tensor is in a `.npy`, `.safetensors` or `.parquet` file.
 
         `tensor` is its name in the file: for `.parquet` a column, for `.npy` ignored. A `.parquet` file is unpacked to
-        a temporary file, with the `shape` of its numbers (None: as the first cell shows). Raises DataError if the file
-        is missing or damaged, and StoreError if the disk for temporary files is too small.
+        a temporary file; `shape` is its number of rows, then the lengths of the nested lists (None: as the file and its
+        first cell show). Raises DataError if the file is missing or damaged, or lacks the tensor, and StoreError if the
+        disk for temporary files is too small.
         """
         if not path.is_file():
             raise DataError(f"states: {path} is not there; {STATES} names it.", path=str(path))

@@ -52,7 +52,10 @@ def missing_column(path: object, name: str, known: Iterable[str]) -> DataError:
 
 
 def missing_value(path: object, row: int, column: str, known: Collection[str] = ()) -> DataError:
-    """Return the DataError for a row without a value in a column; it lists `known`, if `column` is not among these."""
+    """Return the DataError for a row without a value in a column.
+
+    `known` are the columns that the row has; the error lists them if `column` is not one of them. (): unknown.
+    """
     there = f" (it has {listed(column, list(known))})" if known and column.partition(".")[0] not in known else ""
     return bad_row(path, row, f"has no value in column '{column}'{there}; every row needs one", column)
 

@@ -156,7 +156,7 @@ class Writer:
     def _fill(self, piece: str, polarity: str) -> list[Token]:
         """Return the tokens for one piece of a template: `word`, `word/role`, `{slot}` or `{slot.form/role}`.
 
-        `polarity` is the sentiment of the words that are drawn for a slot.
+        `polarity` is the sentiment of words drawn for a slot that has one; the slot `opposite` draws the other.
         """
         if not piece.startswith("{"):
             word, _, role = piece.partition("/")

@@ -115,8 +115,9 @@ def layers_after(projection: nn.Module) -> list[InsertedLayer]:
 def add_layer_after(projection: nn.Module, layer: InsertedLayer, place: tuple[nn.Module, str]) -> str:
     """Insert a layer after a projection and its earlier inserted layers; return the layer's name in the projection.
 
-    `place` is (the module that holds the projection, the projection's name there). The first layer after a projection
-    also registers the hook `apply_inserted`.
+    `place` is (the module that holds the projection, the projection's name there). The layer stores it, so that
+    `apply_inserted` notices if another library replaces or wraps the projection. The first layer after a projection
+    also registers that hook.
     """
     layer.place = place
     before = len(layers_after(projection))

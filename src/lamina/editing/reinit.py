@@ -129,11 +129,12 @@ def _is_linear_weight(name: str, parameter: nn.Parameter) -> bool:
 def _draw_weights(
     modules: Sequence[nn.Module], *, std: float, bound: float, zero: bool, seed: int
 ) -> list[nn.Parameter]:
-    """Draw new weights for all linear maps in `modules`, in place, and return the changed parameters.
+    """Draw new weights for all linear maps among `modules`, in place, and return the changed parameters.
 
-    The weights come from a normal distribution with standard deviation `std`, truncated at `bound` standard deviations.
-    Embeddings and convolutions keep their weights. With `zero`, all biases but those of norms are set to 0. Random
-    numbers are drawn on the CPU, so that a seed gives the same weights on every device.
+    Submodules are not searched: list them too. The weights come from a normal distribution with standard deviation
+    `std`, truncated at `bound` standard deviations. Embeddings and convolutions keep their weights. With `zero`, all
+    biases but those of norms are set to 0. Random numbers are drawn on the CPU, so that a seed gives the same weights
+    on every device.
     """
     rng = torch.Generator().manual_seed(seed)
     modules = [module for module in modules if not _is_norm(module)]

@@ -350,7 +350,9 @@ class LaminaEstimator(BaseEstimator):
         Raises:
             StoreError: If the folder is missing or damaged, or was saved by another class; or if `model` is None, and
                 the model that the estimator was fitted with has no name.
-            BaseMismatchError: If the model is not the one that the estimator was fitted with.
+            BaseMismatchError: If the model is not the one that the estimator was fitted with, or the processor makes
+                other inputs.
+            NotFiniteError: If a weight holds NaN or infinity.
             ModelNotFoundError: If the model cannot be found.
             UnsupportedModelError: If transformers does not know the family of the model.
             UnknownNameError: If a fusion or head that was saved does not exist.

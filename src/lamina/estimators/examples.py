@@ -168,13 +168,16 @@ def check_given(y: TargetsLike, op: str) -> None:
 @final
 @dataclass(frozen=True)
 class Targets:
-    """The targets of all texts in the form that a task needs; `class_targets` and `number_targets` make them.
+    """The targets of all texts in the form that a task needs.
+
+    `class_targets`, `number_targets` and `LaminaTagger.fit` make them.
 
     Attributes:
         problem_type: One of the task's problem types.
         labels: Class names.
         values: Per text: index of its class, number, tuple of zeros and ones, or tuple of tag indices.
-        classes: The classes of y, sorted, which the indices in `values` refer to. None for numbers and tags.
+        classes: The classes of y, sorted, which the indices in `values` refer to; for zeros and ones, the numbers of
+            the labels, from 0. None for numbers and tags.
         mean: Subtracted from the numbers of y, which are then divided by `scale`.
     """
 

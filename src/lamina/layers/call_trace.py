@@ -159,7 +159,8 @@ def _mask(named: Mapping[str, object]) -> Tensor | None:
 def _parts(output: object) -> Iterable[tuple[int | str | None, object]]:
     """Return pairs (position or key, value) for the output of a module; [(None, output)] for a single tensor.
 
-    An output that is not a tensor, tuple, list, mapping or ModelOutput gives no pairs.
+    A ModelOutput gives the positions of its tuple, a mapping its keys. An output that is neither of these, nor a
+    tensor, tuple or list, gives no pairs.
     """
     if isinstance(output, Tensor):
         return [(None, output)]

@@ -14,7 +14,7 @@ from lamina.errors import ConfigError
 
 
 def usable_device(device: str | torch.device) -> torch.device:
-    """Return `device` as a `torch.device`; "auto" is a GPU if there is one, else the CPU.
+    """Return `device` as a `torch.device`; "auto" is "cuda" if torch finds such a GPU, else the CPU.
 
     Raises ConfigError if torch cannot use the device.
     """

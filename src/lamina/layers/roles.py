@@ -110,7 +110,8 @@ class Convolutions:
     Attributes:
         blocks: Path of the blocks, from the backbone; the first module found there is layer 1.
         convolution: Path of the convolutions, from a block; `*` names several.
-        stack: "main" if the layers are entries of `hidden_states`; another name if they come before entry 0.
+        stack: Name of the layers' stack: "main" if they are entries of the model's `hidden_states`, any other name if
+            they run before entry 0 is computed.
     """
 
     blocks: str

@@ -121,8 +121,9 @@ def predict_file(  # noqa: PLR0913
             "cola.probabilities.yes", with lists as JSON.
         text: Column of the text, image or audio clip; paths start at the source's folder. None: the only column, the
             one that the readers learnt from, or the first of "sentence", "text", "image" and "audio".
-        text_pair: Column of the second text. None: the one that all readers learnt from, if the file has both columns
-            that they learnt from, and `text` is None or the first of these; else the examples are not pairs.
+        text_pair: Column of the second text. None: rows are pairs only if a reader other than a language model learnt
+            from pairs, all readers learnt from the same two columns, the file has both, and `text` is None or the first
+            of them; `text_pair` is then the second.
         readers: Names of the readers that answer. None: all readers of the bank.
         kind: Kind of task that a whole model is used for. None: what its head is for.
         processor: Tokenizer, image processor or feature extractor. None: the bank's, or that of `model.name_or_path`.
@@ -266,8 +267,8 @@ class Partial:
     """The unfinished output of `predict_file`: a hidden file of rows, and a JSON note of how much is done.
 
     `lines` is the file of rows (JSON lines), `note` the note, and `same` the arguments that a resumed run must share.
-    The first `size` bytes of `lines` are complete: `rows` rows, from `read` rows of the source. Further `skipped` rows
-    of the source could not be read, the last of them number `bad` (-1: none).
+    The first `size` bytes of `lines` are complete: `rows` rows, from the first `read` rows of the source that could be
+    parsed. So far `skipped` rows were left out, parsed or not; the last of them has number `bad` (-1: none).
     """
 
     lines: Path

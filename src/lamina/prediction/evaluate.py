@@ -369,12 +369,13 @@ def tasks_of_file(
         positive: Reader name -> positive class. Or one class: for the readers with two labels, or for all if none has
             two. None: the classes with which the readers learnt.
         train: File of the train split, for scores that need one. None: there is none.
-        reader: The only reader to score, or any name for a whole model. If the file lacks a column that the reader
-            learnt from, the default of `Task.from_files` is used. None: all readers.
+        reader: The only reader to score; for a whole model, the name of its task (None: "model"). If the reader
+            remembers no columns, or the file lacks the text or label column that it learnt from, the default of
+            `Task.from_files` is used. None: all readers of the bank.
 
     Raises:
-        ConfigError: If the bank has no readers, a reader does not remember its columns and none were given, or a reader
-            with a class in `positive` does not have two labels.
+        ConfigError: If the bank has no readers; if a reader does not remember its columns, `reader` is None and
+            `columns` has no label for it; or if a reader with a class in `positive` does not have two labels.
         UnknownNameError: If a reader, or a class in `positive`, does not exist.
         DataError: If a file cannot be read, or has no such column; the message names the reader.
     """
@@ -406,7 +407,11 @@ def tasks_of_file(
 
 
 def _columns_there(path: str | Path, learnt: Mapping[str, str | int]) -> dict[str, str | int]:
-    """Return `learnt`, a reader's columns, without a "text" or "label" column not found in the file at `path`."""
+    """Return `learnt` (key -> column) without the keys "text" and "label" whose column is not found in a file.
+
+    A column given by number counts as found. If the file at `path` cannot be read here, no error is raised, and columns
+    not seen so far count as not found.
+    """
     names, wanted = set[str](), {name for key, name in learnt.items() if key in ("text", "label")}
     with suppress(DataError):  # `Task.from_files` reads more formats, or raises the error
         for chunk in read_chunks(path, rows=1000):  # in JSONL a column may begin late

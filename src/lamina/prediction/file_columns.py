@@ -23,13 +23,14 @@ def columns_of(source: Path, text: str | None, text_pair: str | None, readers: M
     Args:
         source: The file.
         text: Column of the text, image or audio clip. None: `usual_column` chooses it.
-        text_pair: Column of the second text. None: the one that all readers learnt from, if the file has both columns
-            that they learnt from, and `text` is None or the first of these; else the rows are single texts.
+        text_pair: Column of the second text. None: rows are pairs only if a reader other than a language model learnt
+            from pairs, all readers learnt from the same two columns, the file has both, and `text` is None or the first
+            of them; `text_pair` is then the second.
         readers: The readers that answer, by name. Empty for a whole model.
 
     Raises:
         ConfigError: If both columns are the same; or if no column is named, a reader gives one answer about a pair of
-            texts, and the file has not both its columns or the other readers learnt from different ones.
+            texts, and no second column can be chosen as above.
         DataError: If no column is named and none is usual, or the file cannot be read.
     """
     learnt = {name: reader.info.get("columns", {}) for name, reader in readers.items()}

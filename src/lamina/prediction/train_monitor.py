@@ -273,8 +273,8 @@ def score_replies(
 ) -> list[float]:
     """Return the highest score of each finished reply, -inf for one without a token.
 
-    A reply is flagged if its score reaches the monitor's threshold. The model may also read in both directions. A
-    warning is logged if replies are longer than those of the calibration.
+    A reply is flagged if its score reaches the monitor's threshold. The model need not be causal: it may read texts in
+    both directions. A warning is logged if replies are longer than those of the calibration.
 
     Args:
         bank: The bank with the monitor's reader.
@@ -496,8 +496,8 @@ class _Promise:
 def _tfidf_recall(parts: Parts, unseen: Mapping[str, TextScores], promise: _Promise) -> float | None:
     """Return the recall of TF-IDF on the test part, at a threshold with the same promise; None without scikit-learn.
 
-    TF-IDF with logistic regression learns from the train part. `unseen` has the monitor's scores, which tell the number
-    of tokens of each reply.
+    TF-IDF with logistic regression learns from the train part. `unseen` has the monitor's scores on the parts
+    "calibration", where the threshold is chosen, and "test"; they tell the number of tokens of each reply.
     """
     try:
         require_packages("monitor", "sklearn", "sklearn")

@@ -96,9 +96,9 @@ def summaries(
 
 
 def _summary(rows: Sequence[TableRow], spec: RunSpec, metrics: Sequence[str]) -> SummaryRow:
-    """Return the row of results for all runs with the same task, method and setting; `spec` is one of the runs.
+    """Return one row that summarises `rows`, the results of all runs with one task, method and setting.
 
-    `metrics` are all metrics of the task; metrics without a column in `rows` are left out.
+    `spec` is one of these runs. `metrics` are all metrics of the task; metrics without a column in `rows` are left out.
     """
     first = rows[0]
     others = [metric for metric in metrics if metric in first and metric != first["metric"]]

@@ -341,8 +341,9 @@ def _across(points: list[Mark]) -> list[Mark]:
 def _also_averaged(rows: Frame, keys: list[str], value: str) -> list[str]:
     """Return a remark, in a list, that names the columns averaged over besides the seed; [] if nothing was averaged.
 
-    If rows share a place but no column differs, the remark says that. `keys` are the columns that tell the points of
-    the chart apart, with the seed, and `value` is the column with the numbers.
+    If rows have equal `keys` and no other column differs, the remark says that rows with the same place are averaged.
+    `keys` are the columns that tell the points of the chart apart, and "seed" if there is one; `value` is the column
+    with the numbers.
     """
     groups = rows.groupby(keys, dropna=False, sort=False, observed=True)
     if not len(rows) or groups.size().max() == 1:

@@ -271,7 +271,9 @@ def _refusal(model_type: str, reason: str) -> UnsupportedModelError:
 
 
 class ExportPlan:
-    """The forward pass that an export writes as one graph: a bank's model, or its encoder alone, with some readers.
+    """The forward pass that an export writes as one graph: a bank's model with some readers.
+
+    If every reader reads the stack "encoder" and `main` is False, the graph has the encoder alone.
 
     Args:
         bank: The bank. An export changes it, so `export_onnx` passes a copy.
@@ -279,7 +281,8 @@ class ExportPlan:
         main: Whether the model's own output is exported too, after those of the readers.
 
     Raises:
-        ConfigError: If there is no output, two have one name, or the frozen model has changed.
+        ConfigError: If there is no output, a reader has the name of the model's own output, the frozen model has
+            changed, or, with `main`, readers of pairs have no tokenizer that separates the texts.
         UnknownNameError: If the bank does not have a reader.
         UnsupportedModelError: If the model has towers, or returns neither logits nor last_hidden_state for `main`.
     """

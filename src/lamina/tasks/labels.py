@@ -322,7 +322,10 @@ def _id(
 
 
 def _single(cell: object, labels: Collection[str] = ()) -> object:
-    """Return the only entry of a list, or of a text that spells one and is not in `labels`; other cells unchanged."""
+    """Return the only entry of a list, or of a text that spells one and is not in `labels`; other cells unchanged.
+
+    Raises LabelCellError if a list has a list or a mapping in it.
+    """
     entries = cell_forms.parts(cell) if cell_forms.has_several(cell, labels) else ()
     return entries[0] if len(entries) == 1 else cell
 

@@ -78,9 +78,9 @@ def _nested(feature: object) -> list[object]:
 
 
 def _column_labels(cells: Iterable[object], limit: int) -> list[list[Hashable]] | None:
-    """Return the labels in each cell of a column; None if it is not a label column.
+    """Return the labels in each cell of a column ([] for an empty cell); None if it is not a label column.
 
-    A label column has 2 to `limit` different labels, and no cell that cannot be a label.
+    A label column has 2 to `limit` different labels, and each cell is empty, a label, or a list of labels.
     """
     seen: set[Hashable] = set()
     known: dict[object, list[Hashable]] = {}  # cell -> its labels; True and 1.0 would be the key 1

@@ -387,9 +387,9 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
     ) -> dict[str, float]:
         """Return metric -> score of `guesses`, the predicted tags of each text's words that have labels.
 
-        `token_tags(window, count)` returns the predicted tags of the first `count` tokens of a window. It is called for
-        the metric over sub-tokens. There, the true tag of a word's further tokens is the one that continues the word's
-        tag (I- for B-).
+        `token_tags(window, count)` returns the predicted tags of the first `count` tokens of a window. Only the
+        metric over sub-tokens calls it. For that metric, the true tag of a word's further tokens is the one that
+        continues the word's tag (I- for B-).
         """
         labels = self._task.labels
         plain = [name for name in metrics if name != score.SUBTOKENS]

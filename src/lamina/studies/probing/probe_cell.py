@@ -290,8 +290,9 @@ class TrainedProbes:
     ) -> dict[str, Collected]:
         """Run probes over the split `part` of their tasks; return reader name -> its outputs ({} without tasks).
 
-        `new_results` is called with a reader's name and its group (the readers that share encoded rows). It returns an
-        empty collection, to which the outputs are added. Raises UnknownNameError if a task has no split `part`.
+        `tasks` is reader name -> task. `new_results` is called with a reader's name and its group (the readers that
+        share encoded rows). It returns an empty collection, to which the outputs are added. Raises UnknownNameError if
+        a task has no split `part`.
         """
         results: dict[str, Collected] = {}
         if tasks:
@@ -383,7 +384,8 @@ def _score_rows(task: Task, results: Results, control: Results | None) -> list[d
     """Return the table rows of one probe, from its outputs `results` and those of its control (None: no control).
 
     The first row is of measure "score". "accuracy" follows if the task has it and its own metric is another. With a
-    control, "control" and "selectivity" follow: the probe's score minus the control's, in the metric of `plain_metric`.
+    control, two rows in the metric of `plain_metric` follow: "control" (its score), and "selectivity" (the probe's
+    score minus the control's).
     """
     plain = plain_metric(task)
     scores = results.scores(tuple({task.metric: 0, plain: 0}))

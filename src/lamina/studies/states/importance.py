@@ -69,8 +69,8 @@ def importance(
     """List the importance of each layer in each reader, for banks of several tasks or seeds.
 
     The importance is the layer's share of the fusion's weights, as the fusion's method `importance` defines it. Readers
-    of a single layer, and of fusions without weights per layer, are left out. With `texts`, the banks stay in eval
-    mode, and their fusions keep the weights of these texts alone.
+    of fusions without weights per layer, such as SingleLayer, are left out. With `texts`, the banks stay in eval mode,
+    and their fusions keep the weights of these texts alone.
 
     Args:
         banks: A bank of trained readers, or name -> bank.
