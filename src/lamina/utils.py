@@ -441,7 +441,8 @@ def local_world_size() -> int:
 
     Without `torchrun`, all processes of the run count.
     """
-    return int(os.environ.get("LOCAL_WORLD_SIZE", size)) if (size := world_size()) > 1 else 1
+    size = world_size()
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or size) if size > 1 else 1
 
 
 def barrier() -> None:

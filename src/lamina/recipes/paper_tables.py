@@ -6,10 +6,11 @@ A run's coordinates are its properties by which tables and figures arrange it: t
 from __future__ import annotations
 
 import json
+import math
 from statistics import fmean
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
-from lamina.errors import ConfigError, check_known
+from lamina.errors import ConfigError, check_known, error_context
 from lamina.recipes.expand import grid_of
 from lamina.recipes.report_file import Cell, Curves, PivotTable, Point, Report, TableRow
 from lamina.recipes.schema import Recipe, all_coordinates, recipe_coordinates, row_and_column_names
@@ -111,18 +112,24 @@ def _summary(rows: Sequence[TableRow], spec: RunSpec, metrics: Sequence[str]) ->
         "metric": first["metric"],
         "parameters": first["parameters"],
         "settings": grid_of(spec),
-        **_mean_score([row["score"] for row in rows]),
-        "scores": {metric: _mean_score([row[metric] for row in rows]) for metric in others},
+        **_mean_score(rows, "score"),
+        "scores": {metric: _mean_score(rows, metric) for metric in others},
         "runs": [{key: row[key] for key in columns if key in row} for row in rows],
         "best_epoch": fmean(row["best_epoch"] for row in rows),
     }
     if "test" in first:
-        summary["test"] = _mean_score([row["test"] for row in rows])
-        summary["test_scores"] = {metric: _mean_score([row[f"test_{metric}"] for row in rows]) for metric in others}
+        summary["test"] = _mean_score(rows, "test")
+        summary["test_scores"] = {metric: _mean_score(rows, f"test_{metric}") for metric in others}
     return summary
 
 
-def _mean_score(scores: Sequence[float]) -> MeanScore:
+def _mean_score(rows: Sequence[TableRow], column: str) -> MeanScore:
+    bad = ", ".join(row["reader"] for row in rows if not math.isfinite(row[column]))
+    with error_context(f"{column} of {bad}"):  # which runs the error asks to leave out
+        return _mean([row[column] for row in rows])
+
+
+def _mean(scores: Sequence[float]) -> MeanScore:
     summary = summarise(scores)
     return {"mean": summary.mean, "spread": summary.spread, "interval": summary.interval}
 
@@ -361,7 +368,8 @@ def _epoch_summaries(
     for row in history:
         if row["reader"] in names:
             scores.setdefault(int(row["epoch"]), []).append(row[metric] * scale)
-    return {epoch: _summarise(values) for epoch, values in sorted(scores.items())}
+    with error_context(f"{metric} over epochs"):
+        return {epoch: _summarise(values) for epoch, values in sorted(scores.items())}
 
 
 def _score_summary(best: Sequence[SummaryRow], metric: str, part: str, scale: float) -> _ScoreSummary:
@@ -369,4 +377,4 @@ def _score_summary(best: Sequence[SummaryRow], metric: str, part: str, scale: fl
 
 
 def _summarise(scores: Sequence[float]) -> _ScoreSummary:
-    return _ScoreSummary(**_mean_score(scores), runs=len(scores))
+    return _ScoreSummary(**_mean(scores), runs=len(scores))

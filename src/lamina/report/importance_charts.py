@@ -7,6 +7,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from lamina.errors import error_context
 from lamina.report.chart_files import checked_path, save_drawing
 from lamina.report.charts import DOT, INTERVAL_SEEDS, LAYER, RULE, Drawing, Mark, drawn_ends, in_order, interval_remark
 from lamina.tasks.label_cells import plain
@@ -196,8 +197,9 @@ def _means(rows: Rows, keys: tuple[str, ...]) -> list[Mark]:
         groups.setdefault(tuple(row[key] for key in keys), []).append(float(row["importance"]))
     means: list[Mark] = []
     for values_of_keys, importances in groups.items():
-        summary = summarise(importances)
-        half = summary.interval if len(importances) >= INTERVAL_SEEDS else None
+        with error_context(", ".join(f"{key} {value}" for key, value in zip(keys, values_of_keys, strict=True))):
+            summary = summarise(importances)
+        half = summary.shown_interval
         ends = {} if half is None else {"low": max(0.0, summary.mean - half), "high": min(1.0, summary.mean + half)}
         means.append({**dict(zip(keys, values_of_keys, strict=True)), "importance": summary.mean, **ends})
     return means

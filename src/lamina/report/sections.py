@@ -25,7 +25,7 @@ from lamina.report.run_report import (
     remarks,
 )
 from lamina.store.files import damaged, read_json
-from lamina.train.results import sort_key, summarise
+from lamina.train.results import INTERVAL_SEEDS, sort_key, summarise
 from lamina.utils import no_pipe, parse_json, pluralize
 
 if TYPE_CHECKING:
@@ -229,9 +229,9 @@ def _conclusions(table: Sequence[SummaryRow]) -> list[str]:
 def _conclusion(task: str, ranked: Sequence[SummaryRow]) -> str:
     """Return a sentence that compares the two best methods of a task, or says what its only method reaches.
 
-    Methods are compared by the 95 % interval of the score difference between runs with equal seeds; with fewer than two
-    such pairs, the sentence says that they show nothing. `ranked` holds the row of each method's best setting, best
-    method first.
+    Methods are compared by the 95 % interval of the score difference between runs with equal seeds; with fewer than
+    three such pairs, the sentence says that they show nothing. `ranked` holds the row of each method's best setting,
+    best method first.
     """
     first = ranked[0]
     if len(ranked) == 1:
@@ -242,8 +242,9 @@ def _conclusion(task: str, ranked: Sequence[SummaryRow]) -> str:
     pairs = [(score, scores[1][key]) for key, score in scores[0].items() if key in scores[1]]
     better, other = _method_name(first), _method_name(second)
     measured = f"{first['metric']} {plus_minus(first)} against {plus_minus(second)} over {_run_counts(first, second)}"
-    if len(pairs) < 2:
-        return f"{task}: fewer than two shared seeds cannot show whether {better} is better than {other}: {measured}."
+    if len(pairs) < INTERVAL_SEEDS:
+        few = f"fewer than {INTERVAL_SEEDS} shared seeds cannot show whether"
+        return f"{task}: {few} {better} is better than {other}: {measured}."
     difference = summarise([score - compared for score, compared in pairs])
     low, high = (difference.mean + sign * (difference.interval or 0.0) for sign in (-1, 1))
     interval = f"95 % interval of the difference {low:+.3f} to {high:+.3f}"

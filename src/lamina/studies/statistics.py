@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lamina.errors import ConfigError, check_known
 from lamina.tasks.class_results import positive_id
 from lamina.tasks.metrics import labelled_words, spans_of
-from lamina.train.results import INTERVAL_SEEDS, summarise
+from lamina.train.results import summarise
 from lamina.utils import check_range, pluralize
 
 if TYPE_CHECKING:
@@ -258,10 +258,10 @@ def mean_and_interval(values: Sequence[float]) -> str:
     are no values.
     """
     summary = summarise(values)
-    if summary.interval is None or len(values) < INTERVAL_SEEDS:
+    if summary.shown_interval is None:
         seeds = "one seed" if len(values) == 1 else f"{len(values)} seeds, no interval"
         return f"{_number(summary.mean)} ({seeds})"
-    return f"{_number(summary.mean)} ± {_number(summary.interval)}"
+    return f"{_number(summary.mean)} ± {_number(summary.shown_interval)}"
 
 
 def _number(value: float) -> str:

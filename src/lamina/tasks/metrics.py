@@ -229,8 +229,8 @@ def score_numbers(metrics: Sequence[str], predictions: Sequence[float], targets:
     """Return "pearson" and "spearman" (correlations with the targets) and "mae", as `metrics` names them.
 
     Both correlations are 0 if predictions or targets are constant, or have NaN or infinity. "mae" is the mean absolute
-    error, or the largest float if a row has NaN or infinity. Raises UnknownNameError for other metrics, and DataError
-    without rows or if the numbers of rows differ.
+    error, at most exp(700) and also exp(700) if a row has NaN or infinity. Raises UnknownNameError for other metrics,
+    and DataError without rows or if the numbers of rows differ.
     """
     _check_rows(predictions, targets)
     both = [torch.as_tensor(rows, dtype=torch.float64).reshape(-1) for rows in (predictions, targets)]
@@ -238,7 +238,8 @@ def score_numbers(metrics: Sequence[str], predictions: Sequence[float], targets:
     known = {
         "pearson": lambda: torch.corrcoef(torch.stack(both))[0, 1] if varies else 0.0,
         "spearman": lambda: torch.corrcoef(torch.stack([_ranks(row) for row in both]))[0, 1] if varies else 0.0,
-        "mae": lambda: (both[0] - both[1]).abs().mean().nan_to_num(torch.finfo(torch.float64).max),
+        # far below the largest float, so that the interval over such runs is finite
+        "mae": lambda: (both[0] - both[1]).abs().mean().nan_to_num(math.inf).clamp(max=math.exp(700)),
     }
     return named_scores(metrics, known)
 

@@ -162,6 +162,11 @@ class Summary:
     spread: float
     interval: float | None
 
+    @property
+    def shown_interval(self) -> float | None:
+        """The interval that sentences and charts use: `interval`, but None for fewer than three values."""
+        return self.interval if self.count >= INTERVAL_SEEDS else None
+
 
 def half_interval(count: Number, spread: Number, confidence: float = 0.95) -> Number:
     """Return half the width of Student's t interval around a mean.

@@ -393,7 +393,7 @@ def test_auto_keeps_states_in_memory_while_they_fit(tmp_path: Path, monkeypatch:
     assert states.folder is not None
 
 
-@pytest.mark.parametrize(("local", "share"), [("2", 2), ("8", 8), (None, 16)])
+@pytest.mark.parametrize(("local", "share"), [("2", 2), ("8", 8), ("", 16), (None, 16)])
 def test_only_the_processes_of_this_machine_share_its_memory(
     monkeypatch: pytest.MonkeyPatch, local: str | None, share: int
 ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -563,6 +564,14 @@ def test_a_grid_over_seeds_is_one_setting():
     plans = planned({"Ada": {**ADA, "grid": {"seed": [4, 5, 6]}}})
     (row,) = summaries(rows_of(plans, "mcc", [0.1, 0.2, 0.3]), plans, {"a": ["mcc"]})
     assert (row["settings"], row["mean"], len(row["runs"])) == ({}, pytest.approx(0.2), 3)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_runs_without_a_finite_score_are_named(bad: float):
+    plans = planned({"Ada": {**ADA, "grid": {"seed": [4, 5, 6]}}})
+    with pytest.raises(ConfigError, match="2 of 3 values are not finite") as caught:
+        summaries(rows_of(plans, "mcc", [0.1, bad, bad]), plans, {"a": ["mcc"]})
+    assert caught.value.__notes__ == [f"score of {', '.join(list(plans)[1:])}"]
 
 
 def test_plus_minus():

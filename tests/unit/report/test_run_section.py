@@ -46,19 +46,23 @@ def test_a_lead_that_all_seeds_share_is_a_decision(tmp_path: Path):
 
 
 def test_a_lead_that_may_be_chance_is_none(tmp_path: Path):
-    (said,) = run_section(written(tmp_path / "run", row("a", [0.7, 0.8]), row("b", [0.8, 0.6])), "run").conclusions
-    assert said.startswith("film: a is no better than b, as far as these runs can tell: accuracy 0.750 ± 0.635 against")
+    folder = written(tmp_path / "run", row("a", [0.7, 0.8, 0.9]), row("b", [0.9, 0.6, 0.8]))
+    (said,) = run_section(folder, "run").conclusions
+    assert said.startswith("film: a is no better than b, as far as these runs can tell: accuracy 0.800 ± 0.248 against")
+    folder = written(tmp_path / "pair", row("a", [0.7, 0.8]), row("b", [0.6, 0.7]))
+    (said,) = run_section(folder, "run").conclusions
+    assert said.startswith("film: fewer than 3 shared seeds cannot show whether a is better than b: accuracy 0.750")
     folder = written(tmp_path / "single", row("a", [0.7]), row("b", [0.6]))
     (said,) = run_section(folder, "run").conclusions
-    told = "film: fewer than two shared seeds cannot show whether a is better than b: accuracy 0.700 against"
+    told = "film: fewer than 3 shared seeds cannot show whether a is better than b: accuracy 0.700 against"
     assert said.startswith(told)
 
 
 def test_a_lead_with_other_seeds_is_none(tmp_path: Path):
-    rows = row("a", [0.5, 0.5, 0.99, 0.99, 0.99]), row("b", [0.7, 0.7])
+    rows = row("a", [0.5, 0.5, 0.5, 0.99, 0.99, 0.99]), row("b", [0.7, 0.7, 0.7])
     (said,) = run_section(written(tmp_path / "run", *rows), "run").conclusions
-    assert said.startswith("film: a is no better than b, as far as these runs can tell: accuracy 0.794")
-    assert "over 5 and 2 runs; " in said
+    assert said.startswith("film: a is no better than b, as far as these runs can tell: accuracy 0.745")
+    assert "over 6 and 3 runs; " in said
 
 
 def test_of_one_method_the_best_setting_is_named(tmp_path: Path):

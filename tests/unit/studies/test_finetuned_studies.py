@@ -156,8 +156,10 @@ def test_a_fraction_without_rows_fails_its_cells_only(base):
 
 def test_the_sentence_about_paired_seeds():
     assert comparison_sentence("a", {0: 0.5}, {0: 0.4}) == "a: 0.500, +0.100 (one seed; no interval is claimed)."
-    same = comparison_sentence("a", {0: 0.5, 1: 0.4}, {0: 0.4, 1: 0.5})
-    assert same.endswith("2 seeds): no difference can be concluded.")
+    pair = comparison_sentence("a", {0: 0.5, 1: 0.6}, {0: 0.4, 1: 0.5})
+    assert pair == "a: 0.550, +0.100 (2 seeds; no interval is claimed)."
+    same = comparison_sentence("a", {0: 0.5, 1: 0.4, 2: 0.5}, {0: 0.4, 1: 0.5, 2: 0.5})
+    assert same.endswith("3 seeds): no difference can be concluded.")
     ahead = comparison_sentence("a", {0: 0.5, 1: 0.6, 2: 0.7}, {0: 0.4, 1: 0.5, 2: 0.61})
     assert ahead.startswith("a: 0.600, +0.097 (95 % +0.082 to +0.111, 3 seeds)")
     assert ahead.endswith("a difference.")

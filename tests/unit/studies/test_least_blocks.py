@@ -74,7 +74,8 @@ def test_a_model_with_a_head_is_cut_by_its_loss_and_healed(monkeypatch: pytest.M
     fields = report.to_dict()
     assert json.loads(json.dumps(fields)) == fields
     assert report.sentence().startswith(f"mood: without blocks {blocks} accuracy")
-    assert "95 % interval over 2 parts of the rows" in report.sentence()
+    assert "too few rows for an interval" in report.sentence()
+    assert "95 % interval over 3 parts of the rows" in replace(report, values=3).sentence()
 
 
 def test_what_cannot_be():

@@ -10,6 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from lamina.errors import ConfigError
+from lamina.tasks.metrics import score_numbers
 from lamina.train.results import IMPORTANCES, FitResult, sort_key, sorted_rows, summarise, write_parquet
 from lamina.utils import write_text
 
@@ -119,6 +120,24 @@ def test_one_value_has_no_interval():
 
 def test_equal_values_have_an_interval_of_no_width():
     assert summarise([0.5, 0.5, 0.5]).interval == 0
+
+
+def test_two_values_have_an_interval_that_is_not_shown():
+    pair = summarise([0.5, 0.7])
+    assert pair.interval is not None
+    assert pair.shown_interval is None
+    three = summarise([0.5, 0.7, 0.6])
+    assert three.shown_interval == three.interval
+    assert summarise([0.5]).shown_interval is None
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_errors_of_diverged_runs_have_a_finite_interval(others: int):
+    worst = score_numbers(("mae",), [math.nan], [1.0])["mae"]
+    assert summarise([worst] * 2 * others).interval == 0
+    found = summarise([worst] + [0.3] * others)
+    assert found.interval is not None
+    assert math.isfinite(found.interval)
 
 
 def test_no_value():

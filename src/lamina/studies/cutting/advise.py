@@ -115,7 +115,7 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
         processor: Tokenizer or image processor. None: the one saved with the model.
         tolerance: How much of a task's score may be lost, in units of its metric; at least 0.
         seeds: Each seed decides the readers' initial weights, the tenth of the training rows, and the order of the
-            rows. One seed allows no conclusion.
+            rows. Fewer than three allow no conclusion.
         epochs: Number of epochs of the readers. This and all other options are the same as in `removal`.
         output: Folder for the finished cells, in its subfolders "layers" and "cut". For each task whose model is cut,
             the cut model is saved in "models", and a bank with the reader of the first seed in "readers". None: nothing
@@ -350,20 +350,21 @@ def sentence(task: str, proposal: Proposal, depth: int, table: DataFrame, metric
     if not changes:
         return f"{what}. It could not be measured: its cells failed."
     summary = summarise(changes)
-    interval = "" if summary.interval is None else f" ± {summary.interval:.3f}"
+    half = summary.shown_interval
+    interval = "" if half is None else f" ± {half:.3f}"
     change = f"{metric} {summary.mean:+.3f}{interval}{_costs_text(rows_where(table, {'task': task}))}"
     sign = -1 if metric in LOWER else 1
-    return f"{what}: {change}. {_verdict(sign * summary.mean, summary.interval, tolerance, len(changes))}"
+    return f"{what}: {change}. {_verdict(sign * summary.mean, half, tolerance, len(changes))}"
 
 
 def _verdict(change: float, interval: float | None, tolerance: float, seeds: int) -> str:
     """Return the sentence that says whether the score fell by no more than `tolerance`, or that this cannot be said.
 
     `change` is the mean change of the score over `seeds` seeds (negative: worse). `interval` is half the width of its
-    95 % interval; None if there is one seed.
+    95 % interval; None with fewer than three seeds.
     """
     if interval is None:
-        return "One seed allows no interval, and no conclusion."
+        return f"{'One seed allows' if seeds == 1 else 'Two seeds allow'} no interval, and no conclusion."
     facts = f"(95 % interval over {seeds} seeds)"
     if change - interval >= -tolerance:
         return f"No more than {tolerance:g} is lost {facts}."

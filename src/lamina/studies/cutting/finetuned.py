@@ -94,18 +94,20 @@ def comparison_sentence(what: str, scores: Mapping[int, float], reference: Mappi
     """Return a sentence that compares the scores of edited and unedited models, seed by seed.
 
     `what` begins the sentence, and says what the two kinds of models are. `scores` and `reference` are seed -> score of
-    the edited, and of the unedited, model that was trained with this seed. With one seed in both, no interval is
-    claimed; with none, the sentence says that there is nothing to compare.
+    the edited, and of the unedited, model that was trained with this seed. With fewer than three seeds in both, no
+    interval is claimed; with none, the sentence says that there is nothing to compare.
     """
     seeds = [seed for seed in scores if seed in reference]
     if not seeds:
         return f"{what}: nothing to compare it with: no score without the edit."
     difference = summarise([scores[seed] - reference[seed] for seed in seeds])
     facts = f"{summarise(list(scores.values())).mean:.3f}, {difference.mean:+.3f}"
-    if difference.interval is None:
-        return f"{what}: {facts} (one seed; no interval is claimed)."
-    interval = f"95 % {difference.mean - difference.interval:+.3f} to {difference.mean + difference.interval:+.3f}"
-    verdict = "a difference" if abs(difference.mean) > difference.interval else "no difference can be concluded"
+    half = difference.shown_interval
+    if half is None:
+        count = "one seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
+        return f"{what}: {facts} ({count}; no interval is claimed)."
+    interval = f"95 % {difference.mean - half:+.3f} to {difference.mean + half:+.3f}"
+    verdict = "a difference" if abs(difference.mean) > half else "no difference can be concluded"
     return f"{what}: {facts} ({interval}, {difference.count} seeds): {verdict}."
 
 

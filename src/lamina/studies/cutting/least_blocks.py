@@ -33,7 +33,7 @@ from lamina.studies.states.similarity import similarity
 from lamina.tasks.metrics import LOWER
 from lamina.train.model_runner import ModelRunner, UnfitHeadError
 from lamina.train.options import FitOptions, PassOptions, Seed
-from lamina.train.results import Summary, summarise
+from lamina.train.results import INTERVAL_SEEDS, Summary, summarise
 from lamina.train.training_run import train
 from lamina.utils import JSON, check_range, check_types, derive_seed, is_file, progress_bar
 
@@ -107,7 +107,7 @@ class LeastBlocks:
         """Return a sentence that says which blocks were dropped, what score the model lost, and what it gained."""
         blocks = ", ".join(map(str, self.dropped))
         over = ", too few rows for an interval"
-        if self.interval is not None:
+        if self.interval is not None and self.values >= INTERVAL_SEEDS:
             values = f"{self.values} {'parts of the rows' if self.scored_by == 'head' else 'seeds'}"
             over = f" ± {self.interval:.3f}, 95 % interval over {values}"
         after = f"{self.cut:.3f}" + ("" if self.healed is None else f", healed {self.healed:.3f}")

@@ -458,7 +458,7 @@ def _proxy_sentence(task: str, proxy: str, correlation: RankCorrelation) -> str:
 def _least_loss(task: str, measure: str, drops: Sequence[_Drop]) -> str:
     """Return a sentence that names the range of blocks whose removal costs least: the smallest mean drop over seeds.
 
-    It also says whether the 95 % interval of that drop allows to tell it from none.
+    With three seeds or more, it also says whether the 95 % interval of that drop allows to tell it from none.
 
     `measure` is what was scored (a metric, "perplexity" or "same_tokens"), and `drops` come from `_drops`.
     """
@@ -472,10 +472,11 @@ def _least_loss(task: str, measure: str, drops: Sequence[_Drop]) -> str:
     change = f"a {up if summary.mean >= 0 else down}{score} of {abs(summary.mean):.3f}"
     blocks = f"block {first}" if length == 1 else f"blocks {first} to {first + length - 1}"
     start = f"{task}: least is lost without {blocks}"
-    if summary.interval is None:
-        return f"{start}, {change} (one value; no interval)."
-    facts = f"95 % ± {summary.interval:.3f}, n = {len(values)} seeds"
-    if abs(summary.mean) > summary.interval:
+    half = summary.shown_interval
+    if half is None:
+        return f"{start}, {change} ({'one value' if len(values) == 1 else f'{len(values)} values'}; no interval)."
+    facts = f"95 % ± {half:.3f}, n = {len(values)} seeds"
+    if abs(summary.mean) > half:
         return f"{start}, {change} ({facts})."
     return f"{start}; the score cannot be told apart from the whole model's: {change} ({facts})."
 

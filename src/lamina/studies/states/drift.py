@@ -19,7 +19,7 @@ from lamina.layers.selectors import ranges
 from lamina.layers.wrappers import checked_model
 from lamina.store.load_model import load
 from lamina.studies.study import Figure, Pivot, Study, model_facts, study_settings
-from lamina.train.results import INTERVAL_SEEDS, summarise
+from lamina.train.results import summarise
 from lamina.utils import JSON, Row, check_types
 
 if TYPE_CHECKING:
@@ -176,8 +176,8 @@ def _blocks_at(moved: Mapping[int, Summary], distance: float) -> tuple[str, str]
     shown = f"{distance:.2g}"
     layers = [layer for layer, summary in moved.items() if f"{summary.mean:.2g}" == shown]
     first = moved[layers[0]]
-    has_interval = len(layers) == 1 and first.interval is not None and first.count >= INTERVAL_SEEDS
-    over = f" ± {first.interval:.2g}" if has_interval else ""
+    half = first.shown_interval if len(layers) == 1 else None
+    over = "" if half is None else f" ± {half:.2g}"
     blocks = f"block{'s' * (len(layers) > 1)} {ranges(layers)}"
     return blocks, f"{shown}{over} times the norm of the base's weights"
 
