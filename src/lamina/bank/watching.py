@@ -321,7 +321,7 @@ class _RepliesSoFar:
         """Add each reader's features `[rows, columns, dim]`, where `real` is True, to the reader's sum per sequence."""
         for reader in dict.fromkeys(self._readers.values()):
             own = features[reader].float()
-            total = (own * real.to(own.device).unsqueeze(-1)).sum(1)
+            total = own.masked_fill(~real.to(own.device).unsqueeze(-1), 0).sum(1)  # padding may hold NaN
             self._sums[reader] = total if reader not in self._sums else self._sums[reader] + total
 
     def on_scores(self, scores: Mapping[str, Tensor], real: Bool[Tensor, "rows columns"]) -> None:

@@ -156,15 +156,17 @@ def _crc32(path: Path) -> int:
 
 
 def unfinished(folder: Path, *, remove: bool = False) -> list[Path]:
-    """Return the folders of unfinished entries that dead processes left in the cache; with `remove`, delete them.
+    """Return the folders of unfinished entries that dead processes left in the cache.
 
-    Entries that a thread of a living process is writing are not among them: their lock is held.
+    Entries that a thread of a living process is writing are not among them: their lock is held. With `remove`, the
+    folders are deleted as far as the disk allows, and OSError is raised if a lock cannot be taken. Without it, such
+    folders are left out, so that a read-only cache can be listed.
     """
     leftovers = []
     for path in sorted(folder.glob(".*")) if is_dir(folder) else ():
         match = _PARTIAL.fullmatch(path.name)
         if match:
-            with suppress(Timeout), _lock(folder, match[1]).acquire(timeout=0):
+            with suppress(Timeout if remove else OSError), _lock(folder, match[1]).acquire(timeout=0):
                 leftovers.append(path)
                 if remove:
                     shutil.rmtree(path, ignore_errors=True)

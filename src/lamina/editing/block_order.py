@@ -220,7 +220,7 @@ def _parts(block: nn.Module, first: Iterable[str]) -> dict[str, nn.Module]:
 def _is_dropout(name: str, module: nn.Module | None) -> bool:
     """Return whether a module is a dropout without weights, or an `nn.Identity` that stands in place of a dropout.
 
-    An identity counts if `name`, its name in its parent, contains "drop". A missing module (None) is neither.
+    An identity counts if `name`, its path in the block, contains "drop". A missing module (None) is neither.
     """
     is_drop = "drop" in type(module).__name__.lower() or (type(module) is nn.Identity and "drop" in name)
     return is_drop and next(module.parameters(), None) is None if module is not None else False
@@ -255,7 +255,7 @@ def _differing(
     changes: dict[str, object] = {
         key: child
         for key, child in now.named_children()
-        if _is_dropout(key, child) and _facts(child) != _facts(children.get(key))
+        if _is_dropout(f"{name}.{key}", child) and _facts(child) != _facts(children.get(key))
     }
     owns_first = any(fnmatchcase(name, pattern.rpartition(".")[0]) for pattern in plan.first)
     for key, value in vars(now).items():

@@ -106,7 +106,7 @@ def _batch_of_readers(recipe: Recipe, runs: Sequence[SizedRun]) -> BatchBytes:
     batch = first.model.kept([run.reader for run in runs if run.reader is not None], tokens)
     if not recipe.train_base:
         return batch
-    base = first.model.activations((), RowShape(tokens))
+    base = first.model.activations((), RowShape(tokens, image_size=first.task.image_size))
     return BatchBytes(batch.fixed + base.fixed, batch.row + base.row)
 
 

@@ -105,8 +105,10 @@ class JobQueue:
 
     def remove(self, leaves: Callable[[AnyJob], bool]) -> list[AnyJob]:
         """Remove the requests for which `leaves` returns True, and return them."""
-        removed = list(filter(leaves, self._jobs))
-        self._jobs = [job for job in self._jobs if not leaves(job)]
+        removed, kept = list[AnyJob](), list[AnyJob]()
+        for job in self._jobs:
+            (removed if leaves(job) else kept).append(job)
+        self._jobs = kept
         self.tokens -= sum(job.size for job in removed)
         return removed
 

@@ -822,3 +822,18 @@ def test_what_a_sketch_does_not_have_is_not_tested_for_drift():
             bank_of().watch([watched], over, drift={"flag": monitor.watch_drift()}),  # pyright: ignore[reportArgumentType]
         ):
             pass
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_features_of_padding_are_not_in_the_facts_of_a_reply(bad: float):
+    sketch = DriftSketch.of([ReplyFacts(0.5, 7, torch.zeros(1)) for _ in range(50)])
+    facts: list[ReplyFacts] = []
+    test, real = replace(FLAG, sketch=sketch).watch_drift(), torch.tensor([[False, True]])
+    object.__setattr__(test, "add", facts.append)
+    replies = watching._RepliesSoFar({"flag": test}, {"flag": "reader"})
+    replies.on_features(real, {"reader": torch.tensor([[[bad], [3.0]]])})
+    replies.on_scores({"flag": torch.tensor([[bad, 0.5]])}, real)
+    replies.on_end()
+    (fact,) = facts
+    assert fact.features is not None
+    assert (fact.score, fact.length, fact.features.tolist()) == (0.5, 1, [3.0])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,15 @@ def test_another_folder(lamina, folder: Path, tmp_path: Path):
 )
 def test_age(seconds: float | None, text: str):
     assert age(seconds) == text
+
+
+def test_a_cache_without_locks_is_listed(lamina, folder: Path):
+    """As on a read-only disk: no lock can be taken, so nothing can be said of unfinished entries."""
+    (folder / f".{KEY}.new").mkdir()
+    shutil.rmtree(folder / ".locks")
+    (folder / ".locks").write_text("")
+    facts = json.loads(lamina("cache", "--json").out)
+    assert (len(facts["entries"]), facts["unfinished"]) == (2, [])
+    ran = lamina("cache", "--clear", OTHER)
+    assert ran.code == 2
+    assert "cannot be written" in ran.err

@@ -25,6 +25,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import lamina
 from lamina.editing import duplicate
 from lamina.editing.block_config import cut_configs
+from lamina.editing.block_order import _differing, _parts, _Plan
 from lamina.editing.keep import truncate_
 from lamina.editing.record import edits
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError
@@ -525,3 +526,14 @@ def test_plain_auto_classes_load_it(tmp_path: Path):
     for auto in (AutoModel, AutoModelForSeq2SeqLM):
         again = auto.from_pretrained(tmp_path)
         assert (len(again.encoder.block), len(again.decoder.block)) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "parts", [(torch.nn.Dropout(0.5), torch.nn.Identity()), (torch.nn.Identity(), torch.nn.Dropout(0.5))]
+)
+def test_an_identity_inside_a_dropout_is_a_dropout(parts: tuple[torch.nn.Module, torch.nn.Module]):
+    was, now = (torch.nn.ModuleDict({"drop_path": torch.nn.Sequential(part)}) for part in parts)
+    assert [*_parts(was, ())] == [*_parts(now, ())] == ["", "drop_path"]
+    plan = _Plan(tiny_model(), tiny_model(), [1], None)
+    changes = _differing(was["drop_path"], now["drop_path"], "drop_path", (0, 1), "here", plan)
+    assert changes == {"0": parts[1]}

@@ -87,6 +87,21 @@ def test_a_bank_holds_the_readers_of_all_tasks():
     assert [batch["weight_bytes"] for batch in both.batches] == [both.memory_bytes] * 2
 
 
+def test_a_trained_base_needs_memory_for_the_size_of_the_images():
+    vit = {"model_type": "vit", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    fields = {"model": "nobody/no-such-model", "architecture": {**vit, "image_size": 32, "patch_size": 8}}
+
+    def row_bytes(*, train_base: bool, **options: int) -> int:
+        tasks = {"a": {"preset": "cifar10", "readers": {"last": {"fusion": "last_layer"}}, **options}}
+        recipe = parse_recipe({**fields, "train_base": train_base, "tasks": tasks})
+        return estimate(recipe, memory_bytes=64 * GIB).batches[0]["row_bytes"]
+
+    small, large = (
+        row_bytes(train_base=True, **size) - row_bytes(train_base=False, **size) for size in ({}, {"image_size": 64})
+    )
+    assert large > 65 / 17 * small  # each has its patches and a class token, and attention grows with their square
+
+
 def test_runs_get_the_batches():
     outlines, _ = load_outlines(READERS, None)
     specs = expand_recipe(READERS, {}, outlines)

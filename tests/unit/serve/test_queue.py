@@ -107,3 +107,10 @@ def test_all_jobs_are_answered_oldest_first():
         assert batch[0] is waiting[0]
         assert [one for one in waiting if one in batch] == batch
         waiting = [one for one in waiting if one not in batch]
+
+
+def test_a_condition_is_asked_once_per_request():
+    one, other = job("a"), job("b c")
+    queue, answers = queue_of(one, other), iter([True, False])
+    assert queue.remove(lambda _: next(answers)) == [one]
+    assert (len(queue), queue.tokens) == (1, other.size)
