@@ -71,6 +71,8 @@ def _mark(row: Mapping[str, object], **keys: str) -> Mark:
 
 
 def _remark(rows: Rows) -> str:
+    if all("seeds" in row for row in rows):
+        return runs_remark(rows)
     has_intervals = any("low" in row for row in rows)
     return "Mean of all seeds, with its 95 % confidence interval" if has_intervals else "Mean of all seeds"
 
@@ -188,7 +190,7 @@ def importance_over_training(
 
 
 def _means(rows: Rows, keys: tuple[str, ...]) -> list[Mark]:
-    """Return one row per group of rows with equal values of `keys`: these values, and the mean "importance".
+    """Return one row per group of rows with equal values of `keys`: these, "seeds" (the count), and mean "importance".
 
     A group of at least `INTERVAL_SEEDS` rows also gets "low" and "high": the ends of the 95 % t interval within 0 to 1.
     """
@@ -201,7 +203,8 @@ def _means(rows: Rows, keys: tuple[str, ...]) -> list[Mark]:
             summary = summarise(importances)
         half = summary.shown_interval
         ends = {} if half is None else {"low": max(0.0, summary.mean - half), "high": min(1.0, summary.mean + half)}
-        means.append({**dict(zip(keys, values_of_keys, strict=True)), "importance": summary.mean, **ends})
+        counted: Mark = {"seeds": summary.count, "importance": summary.mean}
+        means.append({**dict(zip(keys, values_of_keys, strict=True)), **counted, **ends})
     return means
 
 
@@ -265,7 +268,7 @@ def curves_drawing(figure: Curves, word: str = "method") -> Drawing:
     sources = (f"{text.rstrip('.')}." for text in (figure.source, *figure.notes) if text)
     note = " ".join([*([across] if has_across else []), *sources])
     titles = {"x": figure.x_title, "value": f"{metric} ({figure.part}){times(figure.scale)}", "colour": word}
-    remark, several = runs_remark(figure.points), len(metrics) > 1
+    remark, several = runs_remark(rows), len(metrics) > 1
     return Drawing("line", rows, figure.title, titles, note, remark, log_x=figure.log_x, apart=several)
 
 
@@ -274,10 +277,13 @@ def times(scale: float) -> str:
     return "" if scale == 1 else f" x {scale:g}"
 
 
-def runs_remark(cells: Sequence[Cell | Point]) -> str:
-    """Return the remark below a chart: how many runs its points average, and which have intervals; "" if no `cells`."""
-    counts = {cell.runs for cell in cells}
-    remark = interval_remark(counts, "run", has_dots=2 in counts)  # as `run_marks` draws them
+def runs_remark(rows: Rows) -> str:
+    """Return the remark below a chart: how many runs its points average, and which have intervals; "" if no `rows`.
+
+    "seeds" of each row of the chart is the number of runs of its point.
+    """
+    has_dots = any(row.get("mark") == DOT for row in rows)
+    remark = interval_remark({row["seeds"] for row in rows}, "run", has_dots=has_dots)
     return remark[:1].upper() + remark[1:]
 
 

@@ -277,7 +277,7 @@ def _bars(table: PivotTable, word: str) -> Drawing:
         rows += run_marks({"facet": name, "x": cell.row}, cell, table.scale)
     metric = metrics[0] if len(metrics) == 1 else "score"
     titles = {"x": word, "value": f"{metric} ({table.part}){times(table.scale)}"}
-    return Drawing("bar", rows, table.title, titles, "", runs_remark(table.cells), apart=len(metrics) > 1)
+    return Drawing("bar", rows, table.title, titles, "", runs_remark(rows), apart=len(metrics) > 1)
 
 
 def _paper_table(table: PivotTable) -> DataTable:

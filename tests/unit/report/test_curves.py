@@ -11,7 +11,7 @@ import pytest
 
 from lamina.errors import ConfigError, DataError
 from lamina.recipes.report_file import Curves, Point
-from lamina.report.importance_charts import curve_rows, curves_drawing, draw_curves, runs_remark
+from lamina.report.importance_charts import curve_rows, curves_drawing, draw_curves
 
 
 def point(series: str, x: float | str | None, mean: float, interval: float | None = 0.1, **more: Any) -> Point:
@@ -96,8 +96,16 @@ def test_the_drawing_shows_points_lines_bands_and_the_source(tmp_path: Path):
     ],
 )
 def test_the_remark_says_which_means_have_an_interval(runs: list[int], remark: str):
-    cells = [replace(point("a", 1, 0.5), runs=count) for count in runs]
-    assert runs_remark(cells) == remark.format(", with its 95 % confidence interval")
+    points = [replace(point("a", 1, 0.5), runs=count) for count in runs]
+    assert curves_drawing(curves(points)).remark == remark.format(", with its 95 % confidence interval")
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_remark_names_dots_only_where_they_are_drawn(others: int):
+    across = replace(point("base", None, 0.5), runs=2)
+    remark = curves_drawing(curves([across, *[point("a", x, 0.5) for x in range(others)]])).remark
+    assert "fewer than 3 give no interval" in remark
+    assert "dot" not in remark
 
 
 def test_a_curve_of_test_scores_by_the_hundred_says_so(tmp_path: Path):

@@ -96,7 +96,12 @@ def test_steps_are_drawn_where_they_were_taken_down():
 def test_runs_of_one_reader_are_their_mean_with_a_band(tmp_path: Path):
     tilts = {"a-0": 0.0, "a-1": 0.03, "a-2": 0.09}
     rows = [row for run, tilt in tilts.items() for row in shares(run, tilt)]
-    lines = importance_drawings(rows, [table_row("cola", "Ada", dict.fromkeys(tilts, 2))])[TRAINING].rows
+    two = table_row("cola", "Two", {"b-0": 2, "b-1": 2})
+    both = [*rows, *shares("b-0"), *shares("b-1")]
+    drawings = importance_drawings(both, [table_row("cola", "Ada", dict.fromkeys(tilts, 2)), two])
+    interval = "Mean of 2 to 3 runs, with its 95 % confidence interval; fewer than 3 give no interval"
+    assert [drawing.remark for drawing in drawings.values()] == [interval] * 2
+    lines = [row for row in drawings[TRAINING].rows if row["facet"] == "Ada"]
     (last,) = (row for row in lines if (row["x"], row["colour"]) == (2, 2))
     expected = summarise([1 / 3 + 0.16 + tilt for tilt in tilts.values()])
     assert last["value"] == pytest.approx(expected.mean)
@@ -131,6 +136,8 @@ def test_the_bars_are_those_of_the_epochs_that_were_kept(tmp_path: Path):
     assert "low" not in bars["cola: AdaLayers", 2]  # two runs are too few for an interval
     assert bars["ner: AdaLayers", 2]["value"] == pytest.approx(1 / 3 + 0.16)
     assert "low" not in bars["ner: AdaLayers", 2]
+    remarks = {drawing.remark for drawing in importance_drawings(rows, table).values()}
+    assert remarks == {"Mean of 1 to 2 runs; fewer than 3 give no interval"}
 
 
 def test_of_a_grid_the_best_setting_is_drawn():
