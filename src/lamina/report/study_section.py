@@ -313,8 +313,10 @@ def _averaged(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[lis
         dots = seeds[[value]].rename(columns={value: "value"})
         marks += [{**row, "mark": DOT} for row in _records(dots.assign(**{p: seeds[c] for p, c in columns.items()}))]
     remark = "one measurement per point, so there is no interval"
-    if "seed" in rows:
-        remark = interval_remark({int(count) for count in points["seeds"]}, "seed", has_dots=has_dots)
+    if "seed" in rows and rows["seed"].notna().any():
+        seeded = rows.groupby(keys, dropna=False, sort=False, observed=True)["seed"].count().to_numpy() > 0
+        counts = {int(count) for count in means["seeds"][seeded]}  # without baselines, which have no seed
+        remark = interval_remark(counts, "seed", has_dots=has_dots)
     return marks, [remark, *_also_averaged(rows, [*keys, *(["seed"] if "seed" in rows else [])], value)]
 
 

@@ -200,6 +200,21 @@ def test_a_remark_promises_an_interval_only_where_there_is_one(kind: str, layers
     assert drawing.remark == remark.format(", with its 95 % confidence interval")
 
 
+@pytest.mark.parametrize(
+    ("seeds", "remark"),
+    [
+        ([0, 1, 2, None], "Mean of 3 seeds, with its 95 % confidence interval; a dashed line has no layer"),
+        ([0, None], "One seed per point, so there is no interval; a dashed line has no layer"),
+        ([None] * 2, "One measurement per point, so there is no interval; a dashed line has no layer"),
+    ],
+)
+def test_a_baseline_without_seeds_does_not_count_as_a_seed(seeds: list[int | None], remark: str):
+    probes = len(seeds) - 1
+    columns = {"layer": [1] * probes + [None], "probe": ["a"] * probes + ["majority"], "score": [0.5] * len(seeds)}
+    study = of(Figure("line", x="layer", colour="probe"), seed=seeds, **columns)
+    assert drawing_of(study, "it").remark.startswith(remark)
+
+
 def probed(low: float, seeds: int = 2) -> Study:
     probes = [{"measure": "score", "layer": 4, "probe": "mlp", "seed": seed, "score": 0.7} for seed in range(seeds)]
     text = {"measure": "score", "probe": "tfidf", "score": 0.48}
