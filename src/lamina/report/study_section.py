@@ -23,7 +23,7 @@ MOST_SCATTERED = 4000  # largest number of points in a scatter plot; from a larg
 MOST_EXAMPLES = 40  # largest number of wrong predictions that are shown; the table has all of them
 EXAMPLE = ("task", "layer", "row", "metric", "score", "text", "true", "predicted")  # columns of a table of errors
 BASELINES = {
-    "majority": "always answering the most frequent label",
+    "majority": "the most frequent class",
     "length": "logistic regression on text length",
     "bag_of_words": "bag of words + logistic regression",
     "tfidf": "TF-IDF + logistic regression",

@@ -212,7 +212,7 @@ class ModerationRequest(Truncation):
     input: str | Annotated[ListOf[str], Field(min_length=1)] | Annotated[ListOf[TextPart], Field(min_length=1)] = Field(
         examples=["A text."]
     )
-    model: Name | None = Field(None, description="Only repeated in the response.")
+    model: Name | None = Field(None, description="Repeated in the response. None: the name of the served bank.")
 
     def texts(self) -> list[str]:
         """Return the texts to judge. If `input` is the parts of one text, they are joined by line breaks."""
@@ -415,7 +415,7 @@ class ChatRequest(RequestBody):
     messages: Annotated[ListOf[Message], Field(min_length=1)] = Field(
         examples=[[{"role": "user", "content": "Tell me a story."}]]
     )
-    model: Name | None = Field(None, description="Only repeated in the response.")
+    model: Name | None = Field(None, description="Repeated in the response. None: the name of the served bank.")
     max_completion_tokens: Tokens | None = Field(
         None, description="Maximum number of tokens; by default all there is room for."
     )

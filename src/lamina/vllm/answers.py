@@ -106,8 +106,8 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
     def to_dict(self, first: int = 0) -> dict[str, JSON]:
         """Return all answers as JSON-ready values: reader name -> its answers; and "monitors" -> verdicts, if any.
 
-        The lists "tokens" leave out the first `first` tokens of the text, prompt included. An infinite score of a
-        verdict is None.
+        The lists "tokens" leave out the first `first` tokens of the text, prompt included. A score of a verdict that
+        is not finite is None.
         """
         fields = {name: self[name] for name in self}
         for name in self._streamed():
@@ -129,7 +129,7 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         return [name for name in self if not self._layout.readers[name].whole]
 
     def _verdicts(self) -> dict[str, JSON]:
-        """Return {"monitors": name -> the verdict's fields}, {} without verdicts. JSON has no inf: it becomes None."""
+        """Return {"monitors": name -> the verdict's fields}, or {}. A score that is not finite is None."""
         verdicts: dict[str, JSON] = {
             name: {**verdict._asdict(), "score": verdict.score if math.isfinite(verdict.score) else None}
             for name, verdict in self.monitors.items()

@@ -139,6 +139,19 @@ def test_numbers(model, tokenizer, mood):
     assert set(rows(study, "agreement")["metric"]) == {"pearson"}
     assert set(rows(study, "error")["metric"]) == {"error"}
     assert rows(study, "deleted").empty
+
+
+def test_ranks_are_those_within_a_bin_of_lengths(model, tokenizer, mood):
+    some = [{"sentence": text, "y": 0.5 + len(text)} for text in mood.split("train").texts]
+    parts = {"train": some, "validation": some}
+    task = Task.from_dataset("sequence_classification", parts, label="y", metric="spearman")
+    study = errors(model, task, processor=tokenizer, layers=[1], deleted=(), count=len(some), **FAST)
+    bins, answers = rows(study, "by_length"), rows(study, "error")
+    lengths = answers["text"].str.split().str.len()
+    shortest = answers[lengths <= bins["length"].min()][["true", "predicted"]].astype(float)
+    assert len(shortest) == bins["rows"].iloc[0] < len(answers)
+    expected = shortest.corr("spearman").loc["true", "predicted"]
+    assert bins["score"].iloc[0] == pytest.approx(expected)
     assert study.conclusions == ()
 
 

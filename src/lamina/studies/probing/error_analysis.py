@@ -216,7 +216,8 @@ class _ErrorAnalysis:
     def by_length(self) -> list[Row]:
         """Return table rows with the score of each layer on shorter and longer texts; [] if the task has no text.
 
-        The texts are sorted by their number of words into bins with about as many texts each. Raises UnknownNameError
+        The texts are sorted by their number of words into bins with about as many texts each. Each bin is scored by
+        itself: "spearman" ranks the texts of one bin. Raises UnknownNameError
         if the task's metric cannot be computed from sums over rows.
         """
         if not self._reads_text:

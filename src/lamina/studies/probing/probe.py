@@ -398,8 +398,8 @@ class ProbeComparison:
         metric: Name of the task's metric.
         rows_scored: Number of rows that every probe and baseline was scored on.
         scores: Probe -> its scores, one per seed. A probe is named by its `Place`.
-        baseline: Name and score of the best baseline that reads the text alone, or of "the most frequent class" (or
-            "the mean") if no other was scored. None: no baseline was scored.
+        baseline: Name and score of the best baseline that reads the text alone, or of "the most frequent class"
+            if no other was scored. None: no baseline was scored.
         ahead: Probe -> its score minus the score of that baseline; {} without a baseline.
         over_embeddings: Score of the best probe minus the score of the same kind of probe at layer 0. None: layer 0 has
             no such probe, or has the best probe.
@@ -453,7 +453,7 @@ def compare_probes(rows: Sequence[ScoredRow], task: Task, split: str) -> ProbeCo
     best = max(baselines, key=lambda row: row["score"], default=None)
     name = "" if best is None else best["probe"]
     if {row["probe"] for row in baselines} == {"majority"}:  # such as for images: no baseline reads a text
-        name = "the mean" if task.problem_type == "regression" else "the most frequent class"
+        name = "the most frequent class"
     ahead: dict[Place, Difference] = {}
     if best is not None:
         baseline_counts = counts(best)
