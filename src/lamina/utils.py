@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import os
+import pickle
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -463,9 +464,10 @@ def run_in_first(work: Callable[[], object]) -> None:
         except Exception as error:  # errors of any type, or the other processes would wait for ever
             problem = error
     if (group := _group()) and group.get_world_size() > 1:
-        # an error of another package may not survive pickling
-        is_own = problem is None or isinstance(problem, LaminaError)
-        sent = [problem if is_own else RuntimeError(f"the first process failed: {problem!r}")]
+        sent: list[Exception | None] = [RuntimeError(f"the first process failed: {problem!r}")]
+        with suppress(Exception):  # an error may not survive pickling, above all one of another package
+            if problem is None or isinstance(problem, LaminaError):
+                sent = [pickle.loads(pickle.dumps(problem))]
         group.broadcast_object_list(sent)
         group.barrier()  # the first process, which only sends, may not end before the others have received
         problem = problem or sent[0]

@@ -18,11 +18,13 @@ from safetensors.torch import load_file
 from tests.support.in_processes import BANKS, MODELS, run
 from tests.support.stored import save_base
 from tests.support.training import reader, tiny_bank, yes_no
+from torch import distributed
 from torch.multiprocessing import start_processes
 
 from lamina import fit
 from lamina.cli import main
-from lamina.errors import StoreError
+from lamina.errors import ConfigError, StoreError
+from lamina.utils import run_in_first
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +77,23 @@ def fail_as_rank(rank: int, folder: Path, port: int) -> None:
         (folder / f"{name}.{rank}").write_text(str(caught.value))
 
 
+def raise_as_rank(rank: int, folder: Path, port: int) -> None:
+    """Raise an error that cannot be pickled in the first of two processes; write what each of them gets."""
+    become(rank, port)
+    signal.alarm(60)
+    distributed.init_process_group("gloo")
+    for number, error in enumerate((ConfigError("fit: no."), ValueError("no"))):
+        error.cell = lambda: 1  # pyright: ignore
+
+        def work(error: Exception = error) -> None:
+            raise error
+
+        with pytest.raises(type(error) if rank == 0 else RuntimeError) as caught:
+            run_in_first(work)
+        assert rank or caught.value is error
+        (folder / f"{number}.{rank}").write_text(str(caught.value))
+
+
 def fork_two(folder: Path, *names: str, work: Callable[..., None] = train_as_rank) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -92,6 +111,14 @@ def test_a_write_that_fails_in_one_process_ends_both_with_one_sentence(tmp_path:
         first, second = ((tmp_path / f"{name}.{rank}").read_text() for rank in range(2))
         assert first == second
         assert "cannot be written" in first
+
+
+def test_an_error_that_cannot_be_pickled_reaches_both_processes(tmp_path: Path):
+    fork_two(tmp_path, work=raise_as_rank)
+    texts = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    start = "the first process failed: "
+    others = {"0.1": f"{start}ConfigError('fit: no.')", "1.1": f"{start}ValueError('no')"}
+    assert texts == {"0.0": "fit: no.", "1.0": "no", **others}
 
 
 def launch_two(folder: Path) -> None:

@@ -285,9 +285,6 @@ class StatesManifest(SavedFacts):
         layers: Layers in the files, ascending.
         arrays: The tensors. If several hold states of one layer, they come in the order of the rows.
         lengths: File `.npy` with the number of tokens of each row. None: the arrays show it.
-        adapters: Names of the adapters (PEFT) that were active in the model. They are only for messages: the stacks'
-            fingerprints decide whether other adapters compute the same. None in banks of earlier versions or on
-            recorded states.
         pooling: How the states of a row's tokens became one: "first", "last" or "mean". None: every token has a state.
         stack: Name of the stack.
         model: Hub id or folder of the model. None: unknown.

@@ -193,10 +193,12 @@ class ModelRunner(Runner):
     def _warn_of_order(self, names: Sequence[str]) -> None:
         """Log which label each class of the head is taken as, if `names`, those of the head, are LABEL_0, LABEL_1, ...
 
-        Labels that are the numbers or names of these classes, and the single output of a regression, leave no doubt.
+        Labels that are the numbers or names of these classes, and the single output of a regression, leave no doubt. If
+        there are more labels than classes, or fewer, nothing is logged: a kind of task may use its labels otherwise.
         """
         labels = list(self.task.labels)
-        if are_unnamed(names) and len(labels) > 1 and labels not in (names, list(map(str, range(len(labels))))):
+        count = len(labels)
+        if are_unnamed(names) and len(names) == count > 1 and labels not in (names, list(map(str, range(count)))):
             pairs = [f"{name} as '{label}'" for name, label in zip(names, labels, strict=True)]
             taken = ", ".join(pairs[:5]) + ", ..." * (len(pairs) > 5)
             hint = "If the model was trained in another order, give the task labels=[...] in that order"
@@ -270,15 +272,17 @@ class ModelRunner(Runner):
         """Return a list with one item: the loss of the model's own head for a batch.
 
         Only rows with a label count. If there are none, the loss is 0, because the mean over no labels would be NaN.
+        A batch whose rows all have labels is passed on as it is.
         """
         del states
         (name,) = names
         own = labels[name]
         rows = self._is_label(own).reshape(len(own), -1).any(1)
-        if self.task.problem_type in _ALL_COUNT and rows.any():
+        counts = bool(rows.any())
+        if self.task.problem_type in _ALL_COUNT and counts and not rows.all():
             batch, own = {key: values[rows] for key, values in batch.items()}, own[rows]
         out = self._forward(batch, own)
-        return [out.loss if rows.any() else out.logits.sum() * 0.0]
+        return [out.loss if counts else out.logits.sum() * 0.0]
 
     def count_labels(self, name: str, labels: Tensor) -> float:  # noqa: ARG002
         """Return the number of labels that count in the loss: those that are not NaN, -100 or, for a class set, -1."""

@@ -126,6 +126,18 @@ def test_a_head_without_class_names_is_scored_in_the_order_of_the_labels(
     assert not caplog.records
 
 
+@pytest.mark.parametrize("classes", [3, 4])
+def test_a_kind_may_have_other_labels_than_the_head(
+    classes: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    task = yes_no()
+    for name in ("configure", "output_problem"):
+        monkeypatch.setattr(type(task.kind), name, lambda *_: None)
+    monkeypatch.setattr(type(task.kind), "outputs", lambda _, model, batch, *__: model(**batch).logits[:, :2])
+    assert 0 <= scored(bert(labels=classes), task)["accuracy"] <= 1
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("models", [False, True])
 def test_the_rows_of_several_tasks_are_not_in_memory_at_once(models: bool, monkeypatch: pytest.MonkeyPatch):
     tasks = {name: yes_no(seed=seed) for seed, name in enumerate("abcde")}

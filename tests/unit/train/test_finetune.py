@@ -43,6 +43,7 @@ from lamina.layers import stacks
 from lamina.store import load, save
 from lamina.tasks import KINDS, kind_of
 from lamina.tasks.split import Split
+from lamina.tasks.targets import label_array
 from lamina.train import engine, training_run
 from lamina.train.engine import Engine
 from lamina.train.learner import Learner
@@ -309,6 +310,24 @@ def test_rows_without_a_label_give_no_loss(make: Any, classes: int, gap: Any, si
     assert tensors(models[0]).keys() == tensors(models[1]).keys()
     for key, value in tensors(models[0]).items():
         assert torch.allclose(value, tensors(models[1])[key], atol=1e-5), key
+
+
+@pytest.mark.parametrize(("make", "classes"), [(length_of_text, 1), (several, 3)])
+def test_a_batch_whose_rows_all_have_labels_is_passed_on_as_it_is(make: Any, classes: int):
+    """It may have a tensor without an axis of rows, and no row of it is looked up or copied."""
+    task, model, seen = make(), bert(labels=classes), list[Any]()
+
+    def note(_: Any, args: Any, given: dict[str, Any]) -> Any:
+        seen.append(given)
+        return args, {name: value for name, value in given.items() if name != "scale"}
+
+    model.register_forward_pre_hook(note, with_kwargs=True)
+    runner = ModelRunner(model, task, "finetune", tiny_tokenizer(), FitOptions())
+    batch = {**tiny_tokenizer()(["good film", "bad film"], return_tensors="pt"), "scale": torch.tensor(2.0)}
+    labels = torch.from_numpy(label_array(task.split("train"))[:2])
+    (loss,) = runner.losses(batch, {task.name: labels}, [task.name], None)
+    assert loss.isfinite()
+    assert all(seen[0][name] is value for name, value in batch.items())
 
 
 def test_scores_of_the_best_epoch_and_how_long_it_took():
