@@ -146,7 +146,7 @@ def labelled_table(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
 def _may_be_shared(table: Table, spec: ColumnSpec) -> bool:
     """Return whether the kind can mask rows, and a further column looks like the labels of another task over them."""
     own = {str(column) for column in (spec.text, spec.text_pair, spec.label)}
-    return "mask" in spec.kind.missing and bool(label_columns(table, own))
+    return "mask" in spec.kind.missing and bool(label_columns(table, own, spec.label))
 
 
 def listed(rows: Sequence[int | str]) -> str:

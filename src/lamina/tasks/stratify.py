@@ -10,7 +10,7 @@ import itertools
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -27,37 +27,48 @@ if TYPE_CHECKING:
 
 Strata: TypeAlias = Sequence[tuple[int, ...]]  # for each row the numbers of its classes, in all label columns
 MAX_CLASSES = 1000  # a column with more values than this is not one of labels
+_MOST_FIELDS = 50  # objects with more different fields, such as one per annotator, are not searched for labels
 _LONGEST = 200  # characters of the longest class name
 _PLAIN_FEATURES = frozenset({"Value", "ClassLabel", "List", "LargeList", "Sequence"})  # types of `datasets`
 
 
-def label_columns(table: Table, texts: Collection[str]) -> dict[str, list[list[Hashable]]]:
+def label_columns(table: Table, texts: Collection[str], label: str | int) -> dict[str, list[list[Hashable]]]:
     """Find the columns of a table that look like labels; return column name -> one list of labels per row.
 
     A column counts if its cells are names, numbers or lists of them (or spans with a "label"), and it has 2 to 1,000
-    different labels, at most half as many as the table has rows. So does a field of a column of objects, under the name
-    "column.field". An empty cell has an empty list. The columns named in `texts` are left out.
+    different labels, at most half as many as the table has rows. An empty cell has an empty list. If no column counts,
+    and `label` names a field of a column of objects as "column.field", the fields of this column that look like labels
+    are returned under such names; {} if the objects have more than 50 different fields.
+
+    Args:
+        table: The table.
+        texts: Names of columns, and of fields as "column.field", that do not count.
+        label: The label column of the task.
     """
     limit = min(MAX_CLASSES, len(table) // 2)
-    columns = {name: cells for name, cells in table.columns.items() if name not in texts and _is_plain(cells)}
-    columns |= {name: part for outer, cells in columns.items() for name, part in _fields(outer, cells).items()}
+    columns = {name: cells for name, cells in table.columns.items() if _is_plain(cells)}
     labels = {name: _column_labels(cells, limit) for name, cells in columns.items() if name not in texts}
+    outer, dot, _ = str(label).partition(".")
+    if dot and str(label) not in table.columns and outer in columns and not any(labels.values()):
+        fields = _fields(outer, columns[outer])
+        labels = {name: _column_labels(cells, limit) for name, cells in fields.items() if name not in texts}
     return {name: rows for name, rows in labels.items() if rows is not None}
 
 
-def _fields(column: str, cells: Iterable[object]) -> dict[str, Iterable[object]]:
-    """Return "column.field" -> the values of the field, if all cells are objects or missing (as in `Table.cells`)."""
-    fields: dict[object, None] = {}
-    for cell in cells:
-        if isinstance(cell, Mapping):
-            fields |= dict.fromkeys(cell)
-        elif cell is not None:
+def _fields(column: str, cells: Sequence[object]) -> dict[str, list[list[Hashable]]]:
+    """Return "column.field" -> the labels of the field in each row, for the fields whose values all can be labels.
+
+    The dict is empty if a cell is neither an object nor missing, or there are too many fields.
+    """
+    fields: dict[str, list[list[Hashable] | None]] = {}
+    for row, cell in enumerate(cells):
+        if not isinstance(cell, Mapping | None):
             return {}
-    return {f"{column}.{field}": _values(cells, field) for field in fields}
-
-
-def _values(cells: Iterable[object], field: object) -> Iterator[object]:
-    yield from (cell.get(field) if isinstance(cell, Mapping) else None for cell in cells)
+        for field, value in (cell or {}).items():
+            fields.setdefault(f"{column}.{field}", [[]] * len(cells))[row] = _labels_in(value)
+        if len(fields) > _MOST_FIELDS:
+            return {}
+    return {name: [labels or [] for labels in rows] for name, rows in fields.items() if None not in rows}
 
 
 def _is_plain(cells: Sequence[object]) -> bool:
@@ -113,12 +124,12 @@ def _labels_in(cell: object) -> list[Hashable] | None:
     return [] if cell is None else [cell] if isinstance(cell, bool | int | float) else None
 
 
-def strata_of(table: Table, texts: Collection[str]) -> Strata | None:
+def strata_of(table: Table, texts: Collection[str], label: str | int) -> Strata | None:
     """Return each row's class ids over all `label_columns` of a table; None if the table has no such column.
 
-    In a column with empty cells, "has a label" counts as one more class. The columns named in `texts` are left out.
+    In a column with empty cells, "has a label" counts as one more class. For `texts` and `label` see `label_columns`.
     """
-    columns, count = label_columns(table, texts), itertools.count()
+    columns, count = label_columns(table, texts, label), itertools.count()
     rows: list[list[int]] = [[] for _ in range(len(table))]
     for cells in columns.values():
         number: dict[tuple[type, Hashable], int] = defaultdict(count.__next__)

@@ -568,7 +568,7 @@ def _assemble(
     train = splits.get("train") if spec.all_columns else None
     if train is not None and (table := kept_table(tables["train"], spec, len(train))) is not None:
         texts = {ROW, *(str(column) for column in (spec.text, spec.text_pair))}
-        splits["train"] = train.with_strata(strata_of(table, texts))
+        splits["train"] = train.with_strata(strata_of(table, texts, spec.label))
     ordered = {part: splits[part] for part in PARTS if part in splits}
     task = Task(
         spec.kind,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -143,9 +144,43 @@ def test_columns_of_labels_are_told_from_others():
         "long": ["x" * 300, "y" * 300] * 2,
     }
     table = Table("some", columns, range(1, 5))
-    assert list(label_columns(table, {"text"})) == ["class", "gaps", "list", "spans", "object.a"]
-    assert label_columns(table, {"text"})["gaps"] == [["x"], [], [], ["y"]]
-    assert strata_of(Table("some", {"text": ["a"] * 4}, range(4)), {"text"}) is None
+    assert list(label_columns(table, {"text"}, "object.a")) == ["class", "gaps", "list", "spans"]
+    assert label_columns(table, {"text"}, "class")["gaps"] == [["x"], [], [], ["y"]]
+    assert strata_of(Table("some", {"text": ["a"] * 4}, range(4)), {"text"}, "object.a") is None
+
+
+class CountedReads(list[Any]):
+    reads = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.reads += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("own", [0, 60])
+def test_fields_of_labels_are_found_in_one_pass_unless_each_row_has_its_own(own: int):
+    """Objects such as {"worker17": 1}, with a key per annotator, have no fields of labels, nor have other columns."""
+    cells = [{"mood": "ab"[at % 2], "id": at, "long": "x" * 300} for at in range(70)]
+    cells = CountedReads([{}, None, *cells, *({f"worker{at}": at % 2} for at in range(own))])
+    table = Table(
+        "some", {"of": cells, "meta": [{"source": "ab"[at % 2]} for at in range(len(cells))]}, range(len(cells))
+    )
+    expected = {} if own else {"of.mood": [[], [], *([["a"], ["b"]] * 35)]}
+    assert label_columns(table, {"text"}, "of.mood") == expected
+    assert label_columns(table, {"text"}, "label") == {}
+    assert (
+        cells.reads == 3
+    )  # one of `_fields`, and one each in which the first cell shows that it is no column of labels
+
+
+@pytest.mark.parametrize("meta", [{"source": "web"}, {"source": "book", "votes": [1, 0]}])
+def test_objects_beside_the_labels_change_nothing(meta: dict[str, Any]):
+    rows = [{"text": row["text"], "mood": row["mood"]} for row in three_columns(60)]
+    both = [{**row, "meta": meta if at % 3 else {"source": "radio"}} for at, row in enumerate(rows)]
+    assert task(both, "mood").split("validation").key == task(rows, "mood").split("validation").key
+    both[5]["mood"] = None
+    with pytest.raises(DataError, match="row 6 has no label in column 'mood'"):
+        task(both, "mood")
 
 
 def test_rows_with_many_classes_keep_their_shares():
