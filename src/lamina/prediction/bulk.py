@@ -189,8 +189,9 @@ def predict_file(  # noqa: PLR0913
         came = f"a reader has the name '{clash[0]}' of a column of the output"
         raise ConfigError(f"predict: {came}. Rename it (bank.rename), or write JSONL.")
     if is_dir(source):
-        hint = f"For its images or clips: predict(bank, sorted(Path({str(source)!r}).rglob('*.png')))"
-        raise DataError(f"predict: {source} is a folder; a file is needed. {hint}.", path=str(source))
+        files = predictor.file
+        hint = "" if files is None else f" For its {files.many}: predict(bank, {files.listing(source)})."
+        raise DataError(f"predict: {source} is a folder; a file is needed.{hint}", path=str(source))
     columns = columns_of(source, text, text_pair, predictor.readers)
     source = existing(source)
     same = {
@@ -362,7 +363,7 @@ class Partial:
             else:
                 beside = output.with_name(f".{output.name}.whole")
                 try:
-                    (_to_csv if output.suffix.lower() == ".csv" else _to_parquet)(self._flat_rows(), beside)
+                    (_to_csv if output.suffix.lower() == ".csv" else _to_parquet)(self._flat_rows, beside)
                     fsync(beside)
                     beside.replace(output)
                 finally:
@@ -392,27 +393,25 @@ def _cells(name: str, answer: object) -> Iterator[tuple[str, object]]:
         yield name, json.dumps(answer, ensure_ascii=False) if isinstance(answer, list) else answer
 
 
-def _to_csv(rows: Iterator[JSONObject], path: Path) -> None:
+def _to_csv(rows: Callable[[], Iterator[JSONObject]], path: Path) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = None
-        for row in rows:
+        for row in rows():
             if writer is None:
                 writer = csv.DictWriter(file, list(row))
                 writer.writeheader()
             writer.writerow(row)
 
 
-def _to_parquet(rows: Iterator[JSONObject], path: Path) -> None:
+def _to_parquet(rows: Callable[[], Iterator[JSONObject]], path: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    parts = chunks(rows)
-    first = pa.Table.from_pylist(next(parts))
-    kinds = {kind.name: pa.string() if pa.types.is_null(kind.type) else kind.type for kind in first.schema}
-    schema = pa.schema(kinds)  # later files may have a path, even if all of the first part come as bytes
+    schema = pa.schema({"row": pa.int64(), "text": pa.string()})  # files may have no path in any row
+    for part in chunks(rows()):  # types fit all rows: a column may begin with None, or with whole numbers
+        schema = pa.unify_schemas([schema, pa.Table.from_pylist(part).schema], promote_options="permissive")
     with parquet.ParquetWriter(path.absolute(), schema) as writer:  # pyarrow expands a "~" in front of a path
-        writer.write_table(first.cast(schema))
-        for part in parts:
+        for part in chunks(rows()):
             writer.write_table(pa.Table.from_pylist(part, schema=schema))
 
 

@@ -113,6 +113,12 @@ class LazyFile(ABC):
         """Return a DataError about the file `path`. `problem`, the rest of the message, begins with a verb."""
         return DataError(f"{cls.op}: {path} {problem}", path=str(path))
 
+    @classmethod
+    def listing(cls, folder: Path) -> str:
+        """Return Python code that lists such files in a folder and its subfolders, for messages."""
+        ending = "png" if ".png" in cls.endings else "wav"
+        return f"sorted(Path({str(folder)!r}).rglob('*.{ending}'))"
+
     def source(self) -> Path | BytesIO:
         """Return the path if the file is a whole file on disk, else its bytes; raise DataError if reading fails."""
         if self.data is None and self.path is not None and not self.offset and self.size is None:
@@ -152,8 +158,7 @@ class LazyFile(ABC):
         except (OSError, ValueError) as error:
             reason, advice = getattr(error, "strerror", None) or error, f"{self.many} are read again at each use"
             if path.is_dir():
-                ending = "png" if ".png" in self.endings else "wav"
-                advice = f"give its files, as in sorted(Path({self.path!r}).rglob('*.{ending}'))"
+                advice = f"give its files, as in {self.listing(path)}"
             elif "://" in self.path:
                 advice = "files are read from disk, so download it first"
             elif len(self.path) > _SHOWN:

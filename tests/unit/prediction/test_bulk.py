@@ -380,7 +380,7 @@ def test_a_disk_that_fills_at_the_end(tmp_path: Path, monkeypatch: pytest.Monkey
         ("in.jsonl", "folder.csv", {}, "folder.csv is a folder, pipe or device; give a file"),
         ("in.jsonl", "pipe.jsonl", {}, "pipe.jsonl is a folder, pipe or device"),
         ("none.jsonl", "out.csv", {}, r"none.jsonl is not there"),
-        ("folder.csv", "out.csv", {}, r"folder.csv is a folder; .* predict\(.*, sorted\(Path\(.*\).rglob\('\*.png'\)"),
+        ("folder.csv", "out.csv", {}, "folder.csv is a folder; a file is needed.$"),
         ("in.jsonl", "out.csv", {"text": "texts"}, "no column 'texts'|no value in column 'texts'"),
         ("other.csv", "out.csv", {}, "has no column 'sentence' or 'text' or 'image' or 'audio'; its columns are: a, b"),
         ("in.jsonl", "out.csv", {"chunk_rows": 0}, "chunk_rows is 0"),
@@ -558,3 +558,27 @@ def test_files_without_a_path_may_come_first_in_parquet(texts: list[str | None],
     partial.add([{"row": row, "text": text, "readers": {}} for row, text in enumerate(texts)], read=len(texts))
     partial.finish(tmp_path / "out.parquet")
     assert [row["text"] for row in parquet.read_table(tmp_path / "out.parquet").to_pylist()] == texts
+
+
+def to_parquet(values: list[Any], folder: Path) -> pyarrow.Table:
+    partial = bulk.Partial(folder / "lines", folder / "note", {})
+    partial.add([{"row": 0, "text": "a", "readers": {"mood": value}} for value in values], read=len(values))
+    partial.finish(folder / "out.parquet")
+    return parquet.read_table(folder / "out.parquet")
+
+
+@pytest.mark.parametrize("values", [[0.5], ["yes"], [True], [1, 0.5], []])
+def test_a_column_of_parquet_has_the_type_of_all_rows(values: list[Any], tmp_path: Path):
+    values = [None] * 1000 + values[:1] * 1000 + values[1:]
+    assert to_parquet(values, tmp_path)["mood"].to_pylist() == values
+
+
+def test_a_column_of_texts_and_numbers_is_not_written_to_parquet(tmp_path: Path):
+    with pytest.raises(StoreError, match="was not written .*mood has incompatible types.*; 1001 rows are kept there"):
+        to_parquet([0.5] * 1000 + ["yes"], tmp_path)
+    assert left(tmp_path) == {"lines", "note"}
+
+
+def test_a_folder_of_images_is_listed_by_their_ending(tmp_path: Path):
+    with pytest.raises(DataError, match=r"For its images: predict\(bank, sorted\(Path\('.*'\).rglob\('\*.png'\)\)\)"):
+        run(vit(), tmp_path, tmp_path / "out.jsonl", processor=image_processor())
