@@ -271,13 +271,18 @@ def warn_of_ties(op: str, scores: TextScores, positive: Sequence[bool | None], f
     Such texts are flagged together or not at all. `found` was chosen on `scores`, and `positive` says which of the
     texts should be flagged; `op` begins the message. Nothing is logged if the threshold was given.
     """
+    if found.target is None:
+        return
     highest = scores.highest()
     order = sorted((at for at, flag in enumerate(positive) if flag is False), key=highest.__getitem__, reverse=True)
     flagged = sum(highest[at] >= found.threshold for at in order)
-    count, below = 2 * flagged + 1, [highest[at] for at in order[flagged:]]
-    ties = sum(score >= below[0] - 2 * scores.rounding.at(below[0]) for score in below) if below else 0
-    if found.target is None or ties <= max(1, flagged) or below[0] == -math.inf:
+    below = [highest[at] for at in order[flagged:]]
+    if not below or below[0] == -math.inf:
         return
+    ties = sum(score >= below[0] - 2 * scores.rounding.at(below[0]) for score in below)
+    if ties <= max(1, flagged):
+        return
+    count = 2 * flagged + 1  # if so many are allowed, the flagged texts are less than half of them
     sure = found.confidence if found.guaranteed else None
     if found.per == "reply":
         is_allowed = count <= allowed_positives(len(order), found.target, sure)

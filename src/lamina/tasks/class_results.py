@@ -325,7 +325,8 @@ class Comparison(TypedDict):
 
     Attributes:
         rows: Number of rows that were scored.
-        always: The constant prediction: the most frequent class, the mean, or what has the highest F1 if that counts.
+        always: The constant prediction, as text: the mean or the most frequent class, combination of labels or tag. If
+            the task's first metric is "f1", it is the positive one of two classes or the labels with the highest F1.
         baseline: Metric -> score of the constant prediction.
         interval: Metric -> ends of the 95 % interval of the reader's own score: a percentile bootstrap over rows.
         verdict: None if the reader is better by the first metric in `interval`: the 95 % interval of the difference on

@@ -123,21 +123,10 @@ def labelled_table(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
     if not (present := [at for at in kept if at not in missing]):
         hint = "a part of a task needs one. Fill the column, or name another with label (--label)"
         raise DataError(f"task: {table.path} has no row with a label in column '{column}'; {hint}.", path=table.path)
-    masked = {*kept} & missing.keys()
-    for fate, rows in ("are left out", missing.keys() - masked), ("give no loss and no score", masked):
-        cells = (trimmed(cell) for at in refused if at in rows and isinstance(cell := missing[at], str))
-        held = [repr(text) for text in cells if text and how is None]
-        what, hint = f"have no label in column '{column}' and {fate}", ""
-        if held:
-            label = "empty or " * (len(held) < len(rows)) + listed([*dict.fromkeys(held)])
-            what = f"{fate}, because their label in column '{column}' is {label}"
-            hint = ". If one of these texts is a class, name all classes in labels"
-        if unfinished := len(skipped & rows):
-            hint += f". The annotator rejected, skipped or did not finish {unfinished} of them"
-        if rows:
-            numbers = listed([table.rows[at] for at in sorted(rows)])
-            count = f"{len(rows)} of {len(table)}"
-            logger.warning("task: %s: %s rows %s (rows %s)%s", table.path, count, what, numbers, hint)
+    masked = {at: missing[at] for at in kept if at in missing}
+    dropped = {at: cell for at, cell in missing.items() if at not in masked}
+    _warn_of_missing(table, spec, dropped, skipped, "are left out")
+    _warn_of_missing(table, spec, masked, skipped, "give no loss and no score")
     rest, places = table.select_rows(present), [place for place, at in enumerate(kept) if at not in masked]
     whole = table if len(kept) == len(table) else table.select_rows(kept)
     return replace(rest, whole=whole, places=places) if masked else rest
@@ -152,6 +141,34 @@ def _may_be_shared(table: Table, spec: ColumnSpec) -> bool:
 def listed(rows: Sequence[int | str]) -> str:
     """Return the first ten of some row numbers or names as text for a warning, and "..." if there are more."""
     return ", ".join(map(str, rows[:_SHOWN])) + ", ..." * (len(rows) > _SHOWN)
+
+
+def _warn_of_missing(
+    table: Table, spec: ColumnSpec, missing: Mapping[int, object], skipped: Collection[int], fate: str
+) -> None:
+    """Log which rows have no label. Texts that count as missing are quoted if `spec.missing_labels` is None.
+
+    Args:
+        table: The table with these rows.
+        spec: Says which column has the labels.
+        missing: Index of each row to report -> its label cell. Nothing is logged if it is empty.
+        skipped: Indices of rows that an annotator rejected, skipped or did not finish.
+        fate: Says what becomes of the rows, as in "are left out".
+    """
+    if not missing:
+        return
+    what, hint = f"have no label in column '{spec.label}' and {fate}", ""
+    texts = [trimmed(cell) for at, cell in missing.items() if at not in skipped and isinstance(cell, str)]
+    quoted = [repr(text) for text in texts if text]
+    if quoted and spec.missing_labels is None:
+        label = "empty or " * (len(quoted) < len(missing)) + listed([*dict.fromkeys(quoted)])
+        what = f"{fate}, because their label in column '{spec.label}' is {label}"
+        hint = ". If one of these texts is a class, name all classes in labels"
+    unfinished = sum(at in skipped for at in missing)
+    if unfinished:
+        hint += f". The annotator rejected, skipped or did not finish {unfinished} of them"
+    count, numbers = f"{len(missing)} of {len(table)}", listed([table.rows[at] for at in missing])
+    logger.warning("task: %s: %s rows %s (rows %s)%s", table.path, count, what, numbers, hint)
 
 
 def _no_label(table: Table, row: int, spec: ColumnSpec, cell: object, *, is_skipped: bool) -> DataError:
