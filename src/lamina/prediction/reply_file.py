@@ -267,7 +267,7 @@ def _bad_words(table: Table, row: int, column: str, reply: str, cell: object) ->
     """
     words = word_spans(reply)
     try:
-        marks = [] if cell is None else read_spans(cell)
+        marks = [] if cell is None else read_spans(cell)[0]
         parts = [place for mark in marks for place in places(mark, reply, words)]
     except UnplacedSpanError as error:
         raise _bad(table, row, column, f"{error.reason} Correct the row or remove it.") from None

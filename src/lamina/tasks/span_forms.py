@@ -30,7 +30,7 @@ _TEXTS = ("text", "word", "surface", "mention", "quote", "phrase", "content", "T
 _NEUTRAL = {"id", "score", "index", "confidence", "probability", "source", "meta", "token_start", "token_end", "Score"}
 _CONTAINERS = ("entities", "spans", "annotations", "result", "ents", "Entities")
 _TAG = regex.compile(r"[BI]-.+")
-_TAG_OF_PIECE = regex.compile(r"[BIELSU]-.+")  # of a token, in pipelines; else, "E-mail" may be the label of a span
+_TAG_OF_TOKEN = regex.compile(r"[BIELSU]-.+")  # in pipelines; elsewhere, "E-mail" may be the label of a span
 _PLACE = regex.compile(r"[\s\[\](),.\d]*\d[\s\[\](),.\d]*")  # numbers, or lists of them
 _PLACE_KEY = regex.compile("off|pos|idx|from|len|char|span|loc|begin|start|end|stop|^to$")
 _NUMBER = regex.compile(r"\d+(?:\.\d+)?")
@@ -76,8 +76,10 @@ class SpanMark:
     by_tokens: bool = False
 
 
-def read_spans(cell: object, default: str = SPAN_LABEL) -> list[SpanMark]:
-    """Return the spans in a cell.
+def read_spans(cell: object, default: str = SPAN_LABEL) -> tuple[list[SpanMark], int]:
+    """Return the spans in a cell, and the number of results of Label Studio in it that are no spans.
+
+    Such results are choices, ratings, relations and others; they are skipped.
 
     Raises SpanError if the cell or a span in it has another form; UnplacedSpanError if the cell says that its annotator
     skipped or rejected the row, it has several annotations of Label Studio, or a span has several labels;
@@ -108,19 +110,25 @@ def read_spans(cell: object, default: str = SPAN_LABEL) -> list[SpanMark]:
             got, is_tag = shown(cell), cell == "O" or _TAG.fullmatch(cell)
             rule += " If a row is one word, write CoNLL: a word and its tag a line, and blank lines." if is_tag else ""
         raise SpanError(got, rule)
-    if len(cell) > 1 and "O" in cell and all(part == "O" or _TAG.fullmatch(str(part)) for part in cell):
+    are_texts = len(cell) > 1 and all(isinstance(part, str) for part in cell)  # not arrays, which "in" cannot compare
+    if are_texts and "O" in cell and all(part == "O" or _TAG.fullmatch(part) for part in cell):
         rule = "; they are tags of words, and the text is not a list of words. Divide it, as with text.split()."
         raise SpanError(shown(cell), rule)
-    return [_mark(mention, default) for span in cell for mention in _mentions(span)]
+    spans = [span for span in cell if not _is_other_result(span)]
+    return [_mark(mention, default) for span in spans for mention in _mentions(span)], len(cell) - len(spans)
+
+
+def _is_other_result(span: object) -> bool:
+    """Return whether a span is a result of Label Studio that is no span, such as a choice, a rating or a relation."""
+    if not isinstance(span, Mapping):
+        return False
+    is_result = "from_name" in span and isinstance(span.get("value"), Mapping)
+    is_relation = span.get("from_id") is not None and span.get("to_id") is not None
+    return is_relation or (is_result and not str(span.get("type") or "labels").endswith("labels"))
 
 
 def _mentions(span: object) -> list[object]:
-    """Return the mentions of an entity in Google's form as spans with its label; for any other span, a list of it.
-
-    The list is empty for choices, ratings, relations and other results of Label Studio that are no spans.
-    """
-    if isinstance(span, Mapping) and ("from_name" in span or "from_id" in span):
-        return [span] if str(span.get("type", "labels")).endswith("labels") else []
+    """Return the mentions of an entity in Google's form as spans with its label; for any other span, a list of it."""
     if not isinstance(span, Mapping) or any(key in span for key in (*_STARTS, "offset", "offsets")):
         return [span]
     mentions = span.get("mentions") or None
@@ -209,9 +217,10 @@ def _mark(span: object, default: str) -> SpanMark:
 def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
     """Return the span that a JSON object describes, with the label `default` if it has none.
 
-    An object with a text, and without start and end, gives a span without edges. Otherwise start and end must be whole
-    numbers. Raises SpanError if they are not, or if the label or the place may be under an unknown key. Raises the
-    errors of `_label` too.
+    An object with a text, and without start and end, gives a span without edges. The text may also be under "entity",
+    with the label under "type" or "label", as language models write spans; with start or end, "entity" is a label.
+    Otherwise start and end must be whole numbers. Raises SpanError if they are not, or if the label or the place may be
+    under an unknown key. Raises the errors of `_label` too.
     """
     fields: Mapping[str, object] = span
     if isinstance(span.get("value"), Mapping):  # Label Studio, whose "type" beside it is the type of the form
@@ -219,8 +228,8 @@ def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
     fields = _with_edges(fields)
     start, end, text = (next((key for key in keys if key in fields), None) for keys in (_STARTS, _ENDS, _TEXTS))
     names = [key for key in _LABELS if key in fields]
-    if text is None and len(names) == 2 and "entity" in names and fields[names[0]] != fields[names[1]]:
-        text = "entity"  # as language models write spans: {"entity": "Lima", "type": "LOC"}
+    if text is None and start is None and end is None and set(names) in ({"entity", "type"}, {"entity", "label"}):
+        text = "entity"  # {"entity": "Lima", "type": "LOC"}
     labels = [fields[key] for key in names if key != text]
     if not labels and (other := sorted(set(map(str, fields)) - {*_STARTS, *_ENDS, *_TEXTS} - _NEUTRAL)):
         known = ", ".join(_LABELS)
@@ -254,8 +263,10 @@ def _may_be_place(key: str, text: str) -> bool:
 def _label(span: object, labels: Sequence[object], default: str) -> str:
     """Return the label of a span. `labels` are the values of its label keys: a name, {"value": name}, or a list of one.
 
-    Raises SpanError if a label is missing, or is a tag such as "O" or "B-PER"; LabelCellError if one is not a class
-    name; UnplacedSpanError if labels differ. `default`, the label of spans without a label key, is for the message.
+    Raises SpanError if there is no label or one is missing, or if the label is "O" or begins with "B-" or "I-" (in a
+    span with the keys "index" and "entity", as pipelines write them, also with "E-", "L-", "S-" or "U-"). Raises
+    LabelCellError if a label is not a class name, and UnplacedSpanError if labels differ. The message about a missing
+    label names `default`, the label of spans without a label key.
     """
     entries = [part for label in map(plain, labels) for part in (label if isinstance(label, list) else [label])]
     # flair writes its labels with their confidence
@@ -269,9 +280,10 @@ def _label(span: object, labels: Sequence[object], default: str) -> str:
     if names[0] == "O":
         rule = "; O is the tag of words outside all spans. Leave such spans out, or rename the label."
         raise SpanError(f"the span {shown(span)} with the label O", rule)
-    if (_TAG_OF_PIECE if isinstance(span, Mapping) and "index" in span else _TAG).fullmatch(names[0]):
+    is_of_token = isinstance(span, Mapping) and "index" in span and "entity" in span
+    if (_TAG_OF_TOKEN if is_of_token else _TAG).fullmatch(names[0]):
         hint = "Give pipelines aggregation_strategy='simple'"
-        rule = f"; labels of spans have no B- and I-. {hint}."
+        rule = f"; labels of spans have no B-, I-, E-, L-, S- or U-. {hint}."
         raise SpanError(f"the span {shown(span)} with the tag {names[0]}", rule)
     return names[0]
 

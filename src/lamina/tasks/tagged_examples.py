@@ -242,12 +242,19 @@ def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedT
     words, with a warning.
     """
     marks: list[list[span_forms.SpanMark] | span_forms.UnplacedSpanError] = []
+    skipped, emptied = 0, 0  # results of Label Studio that are no spans, and rows with no others
     for row, cell in zip(table.rows, table.column(spec.label), strict=True):
         with lab.cell_errors(table, row, spec.label):
             try:
-                marks.append(span_forms.read_spans(cell, default))
+                spans, others = span_forms.read_spans(cell, default)
+                marks.append(spans)
+                skipped += others
+                emptied += others > 0 and not spans
             except span_forms.UnplacedSpanError as error:
                 marks.append(error)
+    if skipped:
+        what = "results of Label Studio in column '%s' are no spans; %d of %d rows have no others, so their words are O"
+        logger.warning(f"task: %s: %d {what}", table.path, skipped, spec.label, emptied, len(table))
     texts = _labelled_texts(table, spec)
     rows, problems, cut = _placed(texts, marks, utf16=False)
     again = _placed(texts, marks, utf16=True) if problems or cut else (rows, problems, cut)

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import datasets
+import numpy as np
 import pytest
 from tests.support.files import put
 
@@ -46,6 +47,7 @@ KEYED = spans("start", "end", "labels", text=WORDS)
 FORMS = {
     "triples": [[*LIMA, "LOC"], [*ANA, "PER"]],
     "tuples": [(*LIMA, "LOC"), (*ANA, "PER")],
+    "arrays": [np.array([*LIMA, "LOC"], dtype=object), np.array([*ANA, "PER"], dtype=object)],
     "pipelines": spans("start", "end", "entity_group", word=["lima", "ana rui ##z"]),
     "lists of one label": [{**span, "labels": [span["labels"]]} for span in KEYED],
     "Label Studio": [{"type": "labels", "from_name": "label", "value": span, "id": "x"} for span in KEYED],
@@ -55,6 +57,10 @@ FORMS = {
         {"type": "choices", "from_name": "mood", "value": {"choices": ["good"]}},
         {"type": "textarea", "from_name": "note", "value": {"start": 0, "end": 3, "text": ["who?"]}},
         {"type": "relation", "from_id": "x", "to_id": "x", "labels": ["at"]},
+    ],
+    "flattened results of Label Studio": [
+        {"start": start, "end": end, "label": label, "from_name": "x", "from_id": None, "type": label}
+        for _, (start, end), label in PLACED
     ],
     "language models": [{"entity": "Lima", "type": "LOC"}, {"type": "PER", "entity": "Ana Ruiz"}],
     "types": spans("start", "end", "type"),
@@ -148,9 +154,12 @@ def test_forms_of_spans(form: str):
         ({"start": 0, "end": 3, "entity": "B-PER"}, "with the tag B-PER in .* aggregation_strategy='simple'"),
         (
             {"start": 0, "end": 3, "entity": "U-PER", "index": 1},
-            "with the tag U-PER in .* aggregation_strategy='simple'",
+            "with the tag U-PER in .*; labels of spans have no B-, I-, .* aggregation_strategy='simple'",
         ),
         ({"start": 0, "end": 3, "labels": ["PER", "ORG"]}, "with the labels PER, ORG in .*; a word has one label"),
+        ({"start": 0, "end": 3, "entity": "PER", "tag": "NNP"}, "with the labels PER, NNP in .*; a word has one label"),
+        ({"start": 0, "end": 3, "entity": "PER", "type": "x"}, "with the labels PER, x in .*; a word has one label"),
+        ({"entity": "LOC", "entity_type": "x"}, "with the labels LOC, x in .*; a word has one label"),
         ([0, 3, "PER", "Q1"], r"as a span in column 'label'; a span is a text, \[start, end\]"),
         (["PER", 0, 3], "a span is a text"),
         ({"text": "Lima", "type": "LOC", "at": 12, "length": 4}, "with numbers under length; its place is under start"),
@@ -267,6 +276,20 @@ def test_a_text_is_found_as_whole_words_before_parts_of_words(caplog: pytest.Log
     ]
     assert not caplog.messages
     assert tagged(read([{"text": "Ana", "label": "PER"}], "Anabel")) == [("Anabel", "B-PER")]
+
+
+def test_other_results_of_label_studio_are_told(caplog: pytest.LogCaptureFixture):
+    mood = {"type": "choices", "from_name": "mood", "value": {"choices": ["good"]}}
+    person = {"type": "labels", "from_name": "label", "value": {"start": 0, "end": 3, "labels": ["PER"]}}
+    rows = [{"text": TEXT, "label": results} for results in ([person, mood], [mood, mood], [], [person])]
+    Task.from_dataset("token_classification", {"train": rows, "validation": rows[3:]})
+    what = "3 results of Label Studio in column 'label' are no spans; 1 of 4 rows have no others, so their words are O"
+    assert [line for line in caplog.messages if "Label Studio" in line] == [f"task: task/train: {what}"]
+
+
+@pytest.mark.parametrize("label", ["E-mail", "S-Bahn", "U-Boot", "L-Dopa"])
+def test_a_label_with_a_hyphen_is_no_tag_beside_an_index(label: str):
+    assert tagged(read([{"start": LIMA[0], "end": LIMA[1], "label": label, "index": 1}])) == [("Lima", f"B-{label}")]
 
 
 def test_rows_without_any_span_are_told(caplog: pytest.LogCaptureFixture):
