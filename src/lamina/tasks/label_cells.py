@@ -34,11 +34,12 @@ _FORMATTED = re.compile(rf"(?![-+]?\d+(\.\d*)?$)[-+\u2212]?([{_MONEY}] ?)?({_GRO
 _BLANK = "\u200b-\u200f\u202a-\u202e\u2060\u2066-\u2069\u061c\ufeff\u00ad"
 _UNSEEN = re.compile(f"[{_BLANK}\ufe0e\ufe0f]")
 _TRIMMED = re.compile(rf"[\s{_BLANK}]*(.*[^\s{_BLANK}])?[\s{_BLANK}]*", re.DOTALL)  # linear in the text's length
-# Texts of values that are no names, as Python, NumPy, torch and Postgres print them: arrays and tensors, lists in other
-# forms, dicts, bytes, members of enums, and objects that are written as a call with a text or list, or of NumPy.
+# Texts of values that are no names, as Python, NumPy and torch print them: arrays and tensors, lists without commas,
+# bytes, numbers, dates, ids, views of dicts and lists of these, dicts, objects and members of enums. A class may be
+# written like another call, as "play('x')".
 _PRINTED = re.compile(
-    r"\[(?=[^\]\d]*\d)[-+.\deE\s]+\]|\[\s*(['\"]).*\1\s*\]|[\[{][^\[\]{}]*,[^\[\]{}]*[\]}]|b(['\"]).*\2"
-    r"|\[?((array|tensor|np\.\w+)\(|[A-Za-z_][\w.]*\((\w+=)?['\"\[{(]).*\)\]?"
+    r"\[(?=[^\]\d]*\d)[-+.\deE\s]+\]|\[\s*(['\"]).*\1\s*\]|b(['\"]).*\2"
+    r"|(?P<list>\[)?((array|tensor|np\.\w*[\d_])\(|(Decimal|UUID)\(['\"]|dict_\w+\(\[|datetime\.\w+\(\d).*\)(?(list)\])"
     r"|\{\s*['\"].*:.*\}|<.* at 0x[\da-fA-F]+>|<\w+\.\w+: .*>",
     re.DOTALL,
 )
@@ -155,7 +156,7 @@ def class_name(cell: object, labels: Collection[str] = ()) -> str:
 
     So 2 and 2.0 are the class "2", and True is the class "True"; a blank text gives "". A text in `labels` is always a
     name, whatever it looks like. Raises LabelCellError if the cell is something else (None, 1.5), is -100, spells a
-    list in JSON or Python, or is an array, dict or object as Python prints it.
+    list in JSON or Python, or is printed by Python, NumPy or torch: an array, dict, object, date, bytes and the like.
     """
     cell = plain(cell)
     if isinstance(cell, float) and cell.is_integer():
@@ -277,8 +278,9 @@ def parts(
 def spelled_list(text: str) -> object:
     """Return the list, tuple or set that a text in brackets spells in JSON or Python; None for any other text.
 
-    Raises LabelCellError if a text in square brackets, or one in braces with a comma, spells no list (such as a printed
-    NumPy array, an array of Postgres, or a long list in Python), or if a key in it comes twice.
+    Raises LabelCellError if a text in square brackets spells no list (such as a printed NumPy array, or a long list in
+    Python), if one in braces is an object or has a comma but spells no set (such as an array of Postgres), or if a key
+    in it comes twice.
     """
     if printed := _SET.fullmatch(text):
         text = printed[1] or "[]"
@@ -287,14 +289,16 @@ def spelled_list(text: str) -> object:
     try:
         if text[0] == "[":
             return _json_or_literal(text)
-        if (value := _literal(text)) is None and text[0] == "{" and "," in text:
-            raise ValueError
-        return value
+        value = _literal(text)
     except RepeatedKeyError as error:
         raise LabelCellError(shown(text), f", in which {error}; correct it.") from error
     except ValueError:
         rule = 'in JSON, or a short one in Python; write it as in ["art", "sport"], with commas'
         raise LabelCellError(shown(text), f", which is in brackets but not a list {rule}. {_NAMES}") from None
+    if value is None and text[0] == "{" and ("," in text or _PRINTED.fullmatch(text)):
+        rule = ', which is an object or an array of Postgres; a list is written as in ["art", "sport"]'
+        raise LabelCellError(shown(text), f"{rule}. {_NAMES}")
+    return value
 
 
 _NAMES = "If it is a class name, give labels=[...]."

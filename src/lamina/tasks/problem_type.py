@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import unicodedata
 from collections import Counter
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -11,15 +13,17 @@ from lamina.errors import DataError
 from lamina.tasks import label_cells as cell_forms
 from lamina.tasks.label_cells import SEPARATORS, trimmed
 from lamina.tasks.labels import bad_cell
+from lamina.tasks.stratify import MAX_CLASSES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from lamina.data.read import Table
     from lamina.tasks.base import ColumnSpec
 
 _FEW_CLASSES = 20  # distinct whole numbers that are hardly meant as amounts
 _SCORES = 8  # distinct whole numbers that may be scores; they are told of at level INFO, more than 20 in a warning
+_LISTED = re.compile(r"\[.*,.*\]|\{.*,.*\}", re.DOTALL)  # as Postgres writes arrays
 logger = logging.getLogger(__name__)
 
 
@@ -90,8 +94,9 @@ def _refuse_ambiguous(table: Table, column: str | int) -> None:
     only amounts such as "25%" or "$10", and at most 20 of them, they are classes, and a warning is logged.
 
     A text counts as several names if one of the signs `,` `;` `|` divides it into known parts: parts that are labels of
-    other rows, or parts of several texts. With a comma all parts must be known, with the other signs one is enough. If
-    another sign, such as "/" or a blank, divides a text into labels of other rows, a warning is logged.
+    other rows, or parts of several texts. With a comma all parts must be known, with the other signs one is enough.
+
+    Warnings tell of other labels that may be several names.
     """
     rows, are_numbers = dict[str, int](), True  # text -> the first row with it
     for row, cell in zip(table.rows, table.column(column), strict=True):
@@ -118,10 +123,33 @@ def _refuse_ambiguous(table: Table, column: str | int) -> None:
                 hint = f"Set problem_type='multi_label' and separator='{sign}' if it is several classes"
                 problem = f"{got}; a label must have one meaning. {hint}, or problem_type='classification' if not."
                 raise bad_cell(table, rows[text], column, problem)
-    for sign in sorted({sign for text in rows for sign in text if not sign.isalnum()}) if not are_numbers else ():
-        names = {text: [trimmed(part) for part in text.split(sign) if trimmed(part)] for text in rows if sign in text}
-        if joined := next((text for text, parts in names.items() if len(parts) > 1 and rows.keys() >= {*parts}), None):
-            what = "label column '%s' has %r, whose parts are labels of other rows, and it is read as one class"
-            hint = "If it is several classes, set problem_type='multi_label' and separator=%r"
-            logger.warning(f"task: %s: {what}. {hint}.", table.path, column, joined, sign)
-            return
+    _warn_of_lists(table, column, rows)
+    if not are_numbers and len(rows) <= MAX_CLASSES:
+        _warn_of_joined(table, column, rows)
+
+
+_HIDE = "set problem_type='classification' to hide this line"
+
+
+def _warn_of_lists(table: Table, column: str | int, texts: Iterable[str]) -> None:
+    """Warn if one of the different labels of a column, `texts`, is in square brackets or braces and has a comma."""
+    if text := next(filter(_LISTED.fullmatch, texts), None):
+        what = "label column '%s' has '%s', which is read as one class"
+        hint = f"If it is several classes, write every label as a list in JSON, or {_HIDE}"
+        logger.warning(f"task: %s: {what}. {hint}.", table.path, column, text)
+
+
+def _warn_of_joined(table: Table, column: str | int, texts: Collection[str]) -> None:
+    """Warn if a sign of punctuation or a symbol, such as "/", divides one label of a column into others.
+
+    `texts` are the column's different labels. Hyphens, underscores and apostrophes do not count.
+    """
+    signs = {sign for text in texts for sign in text if unicodedata.category(sign)[0] in "PS"} - {*"-_'"}
+    for sign in sorted(signs):
+        names = {text: [trimmed(part) for part in text.split(sign) if trimmed(part)] for text in texts if sign in text}
+        for text, parts in names.items():
+            if len(parts) > 1 and all(part in texts for part in parts):
+                what = "label column '%s' has %r, whose parts are labels of other rows, and it is read as one class"
+                hint = f"If it is several classes, set problem_type='multi_label' and separator=%r, or {_HIDE}"
+                logger.warning(f"task: %s: {what}. {hint}.", table.path, column, text, sign)
+                return

@@ -182,7 +182,14 @@ def test_texts_that_list_flags(tmp_path: Path):
     assert chosen(csv(tmp_path, ["1,0,0", "0,1,1"], labels=NAMES, problem_type="multi_label")) == chosen(task)
 
 
-@pytest.mark.parametrize("text", ["['art' 'sport']", "[1 0 0]", "[art, sport]", "{art,sport}", '{"art": 1, "b": 0}'])
+@pytest.mark.parametrize("text", ["{art,sport}", '{"art": 1}', '{"art": 1, "b": 0}', "{'art': 0.5}"])
+def test_a_text_in_braces_that_is_no_set_is_an_error(tmp_path: Path, text: str):
+    with pytest.raises(DataError, match=r"row 2 has .* an object or an array of Postgres; a list is .*labels="):
+        csv(tmp_path, [text, "x"], problem_type="multi_label")
+    assert spelled_list("{other}") is None
+
+
+@pytest.mark.parametrize("text", ["['art' 'sport']", "[1 0 0]", "[art, sport]"])
 def test_a_text_in_brackets_that_is_no_list_is_an_error(tmp_path: Path, text: str):
     with pytest.raises(DataError, match=r"row 2 has .* in brackets but not a list .*labels="):
         csv(tmp_path, [text, "x"], problem_type="multi_label")
@@ -203,13 +210,33 @@ def test_a_text_in_brackets_that_is_no_list_is_an_error(tmp_path: Path, text: st
             "-100",
         ),
         *("b'art'", "np.int64(1)", "[np.str_('art')]", "Decimal('1')", "dict_values(['art'])", "<Kind.ART: 1>"),
-        *("{art,sport}", "[art, sport]"),  # the first is an array of Postgres
+        *("datetime.date(2020, 1, 1)", "UUID('0a1b')", "[Decimal('1'), Decimal('2')]"),
     ],
 )
 def test_a_printed_value_is_no_class(tmp_path: Path, text: str):
     with pytest.raises(DataError, match=r"row 2 has .* (which is a printed value|models skip this label).*labels="):
         csv(tmp_path, [text, "x", "<unk>", "(a)"] * 2)
     assert text in csv(tmp_path, [text, "x"] * 2, labels=["x", text]).labels
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("play('x')", 'play("music")', "Other('misc')", "poly((R)-3HB)", "C([O-])", "log((x))", "f(x=[1])"),
+        *("{a, b}", "[CLS, x]", "np.sum(x)", "Decimal(10, 2)", "[np.int64(1)", "np.int64(1)]"),
+    ],
+)
+def test_a_name_that_looks_like_a_call_or_a_list_is_a_class(text: str):
+    assert text in read([text, "x"]).labels
+
+
+@pytest.mark.parametrize("text", ["{art,sport}", "[art, sport]"])  # the first is an array of Postgres
+def test_a_class_that_looks_like_a_list_is_told(text: str, caplog: pytest.LogCaptureFixture):
+    read([text, "x"])
+    assert f"label column 'label' has '{text}', which is read as one class" in caplog.text
+    caplog.clear()
+    read([text, "x"], problem_type="classification")
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("texts", [["010", "100"], ["0 1 0", "1 0 0"]])
@@ -240,15 +267,18 @@ def test_signs_that_may_or_may_not_divide_names_are_an_error(tmp_path: Path):
     assert csv(tmp_path, ["Washington, D.C.", "Paris, Texas"]).labels == ("Paris, Texas", "Washington, D.C.")
 
 
-@pytest.mark.parametrize("sign", ["/", "+", "\u3001", " ", "\n"])
+@pytest.mark.parametrize("sign", ["/", "+", "\u3001"])
 def test_labels_of_other_rows_in_one_text_are_told(sign: str, caplog: pytest.LogCaptureFixture):
     text = f"art{sign}sport"
     assert text in read([text, "art", "sport", "half/art"]).labels
     assert f"has {text!r}, whose parts are labels of other rows, and it is read as one class." in caplog.text
-    assert f"separator={sign!r}." in caplog.text
+    assert f"separator={sign!r}, or set problem_type='classification' to hide this line." in caplog.text
     caplog.clear()
-    read(["very good", "good", "1-2", "half/good"])
-    assert not caplog.messages
+    read(["very good", "very", "good", "positive-negative", "positive", "negative", "half/good", "a'b", "a", "b"])
+    read(["left_right", "left", "right"])
+    read([text, "art", "sport", *map(str, range(999))])
+    read([text, "art", "sport"], problem_type="classification")
+    assert not [line for line in caplog.messages if "labels of other rows" in line]
 
 
 def test_a_column_without_a_second_label_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
