@@ -144,11 +144,17 @@ def with_ends(tags: Sequence[str | None], labels: Sequence[str]) -> tuple[str | 
     and None (no tag), stay.
     """
     changed: list[str | None] = []
-    following: str | None = "O"  # the next tag that is not None
+    following = "O"  # the next tag that is not None
     for tag in reversed(tags):
-        marks = () if tag in (None, "O") or following == f"I-{tag[2:]}" else _SINGLE if tag[:2] == "B-" else _LAST
-        changed.append(next((f"{mark}{tag[1:]}" for mark in marks if tag and f"{mark}{tag[1:]}" in labels), tag))
-        following = following if tag is None else tag
+        if tag is None:
+            changed.append(tag)
+            continue
+        marks = ""
+        if tag != "O" and following != f"I-{tag[2:]}":  # the span ends here
+            marks = _SINGLE if tag[:2] == "B-" else _LAST
+        ends = (f"{mark}{tag[1:]}" for mark in marks)
+        changed.append(next((end for end in ends if end in labels), tag))
+        following = tag
     return tuple(reversed(changed))
 
 

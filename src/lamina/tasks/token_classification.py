@@ -136,7 +136,10 @@ class Pieces:
         return cls(labels, {(token, len(tags), tags[0]): tuple(tags) for token, *tags in rows})
 
     def as_json(self) -> JSON:
-        """Return a JSON-ready list with a row for each entry of `tags`: the token id, then the tags of its words."""
+        """Return a JSON-ready list with a row for each entry of `tags`: the first number of its key, then its value.
+
+        That number is the token id, or the negative number that stands for the words' characters.
+        """
         return [[token, *tags] for (token, _, _), tags in self.tags.items()]
 
     def spread(self, groups: Sequence[WordGroup], tags: list[int], scores: list[float]) -> None:
