@@ -28,7 +28,6 @@ from lamina.layers.hooks import StopForward, drop_copied_hooks, run_stacks
 from lamina.layers.layer_guard import LayerGuard, mark_as_read
 from lamina.layers.nan_checks import first_non_finite
 from lamina.layers.preserve import evaluating_if, is_compiled, uncompiled
-from lamina.layers.recorded import RecordedModel
 from lamina.layers.types import tokenizer_of
 from lamina.layers.wrappers import checked_model
 from lamina.registry import provider
@@ -73,8 +72,7 @@ class ReaderCollection(nn.Module):
         if weight := first_non_finite(model.named_parameters()):
             what = f"the model's weight '{weight}' holds NaN or infinity, so every output would be NaN"
             raise NotFiniteError(f"bank: {what}. Load the model again.", name=weight)
-        if not isinstance(model, RecordedModel):
-            provider("edits").edits(model)  # refuses a model that has lost inserted layers
+        provider("edits").check_inserted(model, "bank")
         model = model.eval() if train_base else model.eval().requires_grad_(False)
         vars(self)["model"] = model  # not by `setattr`, with which nn.Module would register it as a submodule
         self.train_base = train_base

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lamina.editing.record import edits
+from lamina.editing.record import check_inserted
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.layers import default_stack, select
 from lamina.layers.adapters import check_no_adapters
@@ -51,7 +51,7 @@ def check_editable(model: PreTrainedModel, op: str) -> None:
         if is_problem:
             raise ConfigError(f"{op}: {text}")
     check_no_adapters(model, op)
-    edits(model)  # refuses a model that has lost inserted layers
+    check_inserted(model, op)
 
 
 def select_blocks(model: PreTrainedModel, layers: object, stack: str | None, op: str) -> tuple[LayerStack, list[int]]:

@@ -173,7 +173,7 @@ def _check_place(projection: nn.Module, layers: list[InsertedLayer]) -> None:
     if not layers:
         kind = f"{type(projection).__module__.split('.')[0]}'s {type(projection).__name__}"
         problem = f"{kind} has replaced a projection, and the layers that were inserted after it are lost"
-        raise ConfigError(f"insert_: {problem}. Call merge_ first, and quantise the merged model.")
+        raise ConfigError(f"insert_: {problem}. Load the model again, call merge_, and then quantise it.")
     place = layers[0].place
     wrapper = None if place is None else place[0]._modules.get(place[1])
     # a replica of DataParallel is at no place, and no module wraps it

@@ -80,17 +80,23 @@ def edits(model: PreTrainedModel) -> list[Edit]:
 
     Raises ConfigError if inserted layers have been lost, or `model` is not a torch module.
     """
-    model = checked_model(model, "edits")
+    check_inserted(model := checked_model(model, "edits"), "edits")
+    return recorded(model)
+
+
+def check_inserted(model: nn.Module, op: str) -> None:
+    """Raise ConfigError, whose message begins with `op`, if layers inserted into a model are no longer in it."""
     made = recorded(model)
+    owner = next((part for part in model.modules() if EDITS in vars(part)), model)  # it is inside a PEFT model
     for number, edit in enumerate(made):
         if edit.kind == "insert" and not any(later.kind == "merge" for later in made[number:]):
-            paths = (name for name, _ in model.named_parameters(remove_duplicate=False))
+            paths = (name for name, _ in owner.named_parameters(remove_duplicate=False))
             names = {_WRAPPER.sub("", path) for path in paths}
             wanted = [now for all_now in names_now(made, number).values() for now in all_now]
             if lost := [name for name in wanted if name not in names]:
                 problem = f"the inserted layer '{lost[0]}' is no longer in the model: another library has replaced it"
-                raise ConfigError(f"edits: {problem}. Call merge_ first, and then quantise or convert the model.")
-    return made
+                hint = "Load the model again, call merge_, and then quantise or convert it"
+                raise ConfigError(f"{op}: {problem}. {hint}.")
 
 
 def names_now(made: Sequence[Edit], number: int) -> dict[str, list[str]]:

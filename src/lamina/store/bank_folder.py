@@ -220,7 +220,10 @@ def _version() -> str:
 
 
 def claimed_output(
-    target: ReaderBank | PreTrainedModel | Mapping[str, object], folder: Path, files: Iterable[str] = ()
+    target: ReaderBank | PreTrainedModel | Mapping[str, object],
+    folder: Path,
+    files: Iterable[str] = (),
+    op: str = "save",
 ) -> AbstractContextManager[None]:
     """Reserve the output folder of a training run, so that saving at its end cannot fail because of the folder.
 
@@ -228,6 +231,7 @@ def claimed_output(
         target: What will be saved: a bank, a model, or a mapping with the names of a future bank's readers.
         folder: The folder; created if it does not exist.
         files: Names of more files that will be written.
+        op: The operation, for the message about a head.
 
     Returns:
         A context in which no other process can write to the folder. Entering it raises StoreError if nothing can be
@@ -238,7 +242,7 @@ def claimed_output(
     if isinstance(base, torch.nn.Module) and not isinstance(base, ReaderBank):
         check_no_adapters(base, "save")
         if base is target:
-            check_keeps_head(folder, base)
+            check_keeps_head(folder, base, op)
     names = _names(target) if isinstance(target, ReaderBank | Mapping) else saved_names(folder)
     return claimed(folder, [*names, *files])
 

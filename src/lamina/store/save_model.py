@@ -10,6 +10,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from lamina.editing.editable import has_packed
 from lamina.editing.record import edits, set_location, source_of
 from lamina.errors import ConfigError, LaminaError, StoreError
@@ -29,7 +31,6 @@ from lamina.utils import check_types, is_dir, is_file
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import nn
     from transformers import PreTrainedModel
 
     from lamina.layers.types import Processor
@@ -41,6 +42,14 @@ _PACKED = "the model was quantised after it was loaded; packed weights can neith
 _HINT = (
     "Loading builds the model from its config, so that changes by hand are lost. Change blocks with lamina.keep_, "
     "lamina.duplicate_ or lamina.insert_, other parts by their entries of the config."
+)
+
+# Attributes of modules that only repeat the size of a table, or change the loss or the memory that a pass needs
+_WITHOUT_EFFECT = frozenset(
+    {
+        *("vocab_size", "n_words", "num_embeddings", "num_labels", "tie_word_embeddings"),
+        *("chunk_size_feed_forward", "router_aux_loss_coef"),
+    }
 )
 
 
@@ -80,20 +89,23 @@ def _changed_setting(model: nn.Module, empty: nn.Module) -> str | None:
     """Return a module's setting that differs in `empty`, the model that would be loaded, as text; None if none does.
 
     Settings are numbers and names that are attributes of the module in both models, and modules without weights, such
-    as activations. Those that only matter in training do not count.
+    as activations. Those that only matter in training do not count, nor do those that change nothing beyond rounding.
     """
     twins = by_path(empty)
     for path, module in by_path(model).items():
         twin = twins.get(path.replace("_orig_mod.", ""))
         if twin is None or not is_setting(path.rpartition(".")[2]):
             continue
-        own, expected = vars(module), vars(twin)
+        own, expected, whose = vars(module), vars(twin), f"'{path}'" if path else "the model"
         if type(module) is not type(twin) and not [*module.parameters(), *twin.parameters()]:
-            return f"'{path}' is a {type(module).__name__}, and a {type(twin).__name__} by the config"
-        for name in sorted(own.keys() & expected.keys() - changed_by_passes(type(module))):
+            return f"{whose} is a {type(module).__name__}, and a {type(twin).__name__} by the config"
+        ignored = changed_by_passes(type(module)) | _WITHOUT_EFFECT
+        if isinstance(module, nn.Embedding) or hasattr(module, "base_model_prefix"):
+            ignored |= {"padding_idx"}  # others, such as RoBERTa's embeddings, compute positions with it
+        for name in sorted(own.keys() & expected.keys() - ignored):
             now, then = own[name], expected[name]
             if is_setting(name) and now != then and is_value(now) and is_value(then):
-                return f"{name} of '{path}' is {now!r}, and {then!r} by the config"
+                return f"{name} of {whose} is {now!r}, and {then!r} by the config"
     return None
 
 
@@ -205,7 +217,7 @@ def save(
     check_finite("the model", model.named_parameters())
     check_reloads(model, "save")
     if not force:
-        check_keeps_head(folder, model)
+        check_keeps_head(folder, model, "save")
     files = files or {}
     with staged(folder, names := [*saved_names(folder), *files], names, force=force) as stage:
         _as_stored(model).save_pretrained(stage)  # pyright: ignore[reportUnknownMemberType]
@@ -225,10 +237,11 @@ def save(
     set_location(model, str(folder))
 
 
-def check_keeps_head(folder: Path, model: PreTrainedModel) -> None:
-    """Raise StoreError if saving a model to a folder would lose the head of the model that `save` wrote there.
+def check_keeps_head(folder: Path, model: PreTrainedModel, op: str) -> None:
+    """Raise StoreError, about `op`, if saving a model to a folder would lose the head of the model that is there.
 
-    That is so if `model` was loaded from the folder without its head, or with another one.
+    That is so if `save` wrote the folder, and `model` was loaded from there without its head, or with another one. A
+    class that transformers does not have counts as one with a head.
     """
     import transformers
 
@@ -238,11 +251,12 @@ def check_keeps_head(folder: Path, model: PreTrainedModel) -> None:
     saved = type(model).__name__
     with suppress(LaminaError):
         saved = EditsRecord.read(folder / RECORD).architecture
-    kind = getattr(transformers, saved, type(model))
-    if saved != type(model).__name__ and not issubclass(kind, auto._model_mapping.get(type(model.config), ())):
+    kind, headless = getattr(transformers, saved, None), auto._model_mapping.get(type(model.config), ())
+    if saved != type(model).__name__ and (kind is None or not (isinstance(model, kind) or issubclass(kind, headless))):
         got = f"{folder} holds a {saved}, and this {type(model).__name__} was loaded from there without its head"
-        hint = f"Load it with head='{saved}', or give another folder; force=True gives the head up"
-        raise StoreError(f"save: {got}, which would be lost. {hint}.")
+        head = saved if kind is None else f"'{saved}'"  # `load` takes a class too
+        hint = f"Load it with head={head}, or give another folder" + "; force=True gives the head up" * (op == "save")
+        raise StoreError(f"{op}: {got}, which would be lost. {hint}.")
 
 
 def _as_stored(model: PreTrainedModel) -> PreTrainedModel:

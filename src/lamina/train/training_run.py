@@ -124,7 +124,7 @@ def train(  # noqa: PLR0913
     names = [*_FILES[: 3 if isinstance(target, ReaderBank) else 2], *(tables.names if tables else ())] if folder else ()
     with ExitStack() as claims, undo_grid_on_error(target, grid or {}) as begin_training:
         if place is not None:
-            run_in_first(lambda: claims.enter_context(claimed_output(target, Path(folder or place), names)))
+            run_in_first(lambda: claims.enter_context(claimed_output(target, Path(folder or place), names, op)))
         specs = _specs(target, tasks, {} if grid is None else grid, options)
         tasks = {name: tasks[spec.task] for name, spec in specs.items()}
         target.to(accelerator.device)  # pyright: ignore

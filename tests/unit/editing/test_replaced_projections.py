@@ -43,11 +43,22 @@ def test_an_adapter_around_an_inserted_projection_is_refused_and_one_elsewhere_i
     assert len(edits(peft.get_peft_model(inserted(), lora).base_model.model)) == 1
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_bank_takes_a_peft_model_whose_inserted_layers_are_there(mixed: bool):
+    peft = pytest.importorskip("peft")
+    wrapped = peft.get_peft_model(inserted(), peft.LoraConfig(target_modules=["output.dense"]), mixed=mixed)
+    assert len(edits(lamina.ReaderBank(wrapped).model)) == 1
+    query = wrapped.base_model.model.encoder.layer[1].attention.self
+    query.query = nn.Linear(query.query.in_features, query.query.out_features)
+    with pytest.raises(ConfigError, match=r"^bank: .* is no longer in the model"):
+        lamina.ReaderBank(wrapped)
+
+
 def test_a_quantised_projection_has_lost_its_inserted_layers():
     quantised = torch.ao.quantization.quantize_dynamic(inserted(), {nn.Linear}, dtype=torch.qint8)
     with pytest.raises(ConfigError, match="has replaced a projection, and the layers that were inserted after it"):
         states(quantised)
-    with pytest.raises(ConfigError, match=r"is no longer in the model(.|\n)*Call merge_ first"):
+    with pytest.raises(ConfigError, match=r"^edits: .* no longer in the model.*\. Load the model again, call merge_,"):
         edits(quantised)
     merged = inserted()
     merge_(merged)
@@ -58,8 +69,14 @@ def test_a_projection_that_is_replaced_without_its_hooks_is_missed_by_the_record
     model = inserted()
     attention = model.encoder.layer[0].attention.self
     attention.query = nn.Linear(attention.query.in_features, attention.query.out_features)
-    for call in (edits, merge_, lambda own: lamina.truncate_(own, 2), lamina.ReaderBank):
-        with pytest.raises(ConfigError, match=r"query\.inserted_0\.weight' is no longer in the model"):
+    calls = {
+        "edits": edits,
+        "merge_": merge_,
+        "truncate_": lambda it: lamina.truncate_(it, 2),
+        "bank": lamina.ReaderBank,
+    }
+    for name, call in calls.items():
+        with pytest.raises(ConfigError, match=rf"^{name}: .*query\.inserted_0\.weight' is no longer in the model"):
             call(model)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.tiny import FAMILIES
 from tests.support.training import tiny_bank, tiny_tokenizer, train, yes_no
 from torch import nn
 from transformers import AlbertConfig, AlbertModel, BertConfig, BertForSequenceClassification, BertModel
@@ -124,6 +125,15 @@ def config(model: Any) -> None:
     model.config.layer_norm_eps = 0.5
 
 
+def pad(model: Any) -> None:
+    model.config.pad_token_id, model.config.chunk_size_feed_forward = 7, 2
+
+
+def resized(model: Any) -> None:
+    model.resize_token_embeddings(64)
+    model.bert.embeddings.word_embeddings.num_embeddings, model.num_labels = 60, 3
+
+
 def nothing(model: Any) -> None:
     model.bert.embeddings.dropout, model.note = nn.Identity(), 3
     model.bert.encoder.layer[1].output.dropout.p = 0.9
@@ -135,7 +145,7 @@ def nothing(model: Any) -> None:
         (relu, "'bert.encoder.layer.1.intermediate.intermediate_act_fn' is a ReLU, and a GELUActivation by the config"),
         (eps, "eps of 'bert.encoder.layer.1.output.LayerNorm' is 0.5, and 1e-12 by the config"),
         (config, "eps of 'bert.embeddings.LayerNorm' is 1e-12, and 0.5 by the config"),
-        (nothing, ""),
+        *((change, "") for change in (nothing, pad, resized)),
     ],
 )
 def test_a_setting_that_a_loaded_model_would_not_have_is_named(
@@ -146,6 +156,25 @@ def test_a_setting_that_a_loaded_model_would_not_have_is_named(
     check_reloads(model, "save")
     warned = f"save: a model that is loaded again would compute something else: {said}. Loading builds"
     assert warned in caplog.text if said else caplog.text == ""
+
+
+def test_sizes_and_tokens_that_a_model_does_not_compute_with_are_not_named(caplog: pytest.LogCaptureFixture):
+    model = FAMILIES["llama-CausalLM"].known()
+    model.resize_token_embeddings(110)  # leaves `vocab_size` of the inner model
+    model.config.pad_token_id = 7
+    check_reloads(model, "save")
+    assert "something else" not in caplog.text
+    model = FAMILIES["roberta"].known()
+    model.config.pad_token_id = 7  # its positions begin there
+    check_reloads(model, "save")
+    assert "padding_idx of 'embeddings' is 0, and 7 by the config" in caplog.text
+
+
+def test_a_setting_of_the_whole_model_is_named_as_such(caplog: pytest.LogCaptureFixture):
+    model = FAMILIES["t5-Seq2SeqLM"].known()
+    model.model_dim = 8
+    check_reloads(model, "save")
+    assert "something else: model_dim of the model is 8, and" in caplog.text
 
 
 def test_a_class_that_cannot_be_built_is_named(caplog: pytest.LogCaptureFixture):

@@ -272,11 +272,30 @@ def test_a_model_with_another_head_does_not_replace_the_model_that_it_came_from(
     classifier, _ = load(tmp_path / "model", "sequence_classification", labels=["no", "yes"])
     with pytest.raises(StoreError, match="holds a GPT2LMHeadModel, and this GPT2ForSequenceClassification was loaded"):
         save(classifier, tmp_path / "model")
-    with pytest.raises(StoreError, match="holds a GPT2LMHeadModel"):  # before the training
-        claimed_output(classifier, tmp_path / "model")
+    with pytest.raises(StoreError, match=r"^finetune: .* or give another folder\.$"):  # before the training
+        claimed_output(classifier, tmp_path / "model", op="finetune")
     save(classifier, tmp_path / "classifier")
     save(load(tmp_path / "model")[0], tmp_path / "backbone")
     save(load(tmp_path / "backbone", "causal_lm")[0], tmp_path / "backbone")  # no head is there
+
+
+def test_a_backbone_does_not_replace_a_model_of_a_class_that_transformers_does_not_have(tmp_path: Path):
+    class Mine(BertForSequenceClassification):
+        pass
+
+    save(Mine(tiny_model().config), tmp_path)
+    with pytest.raises(StoreError, match=r"^save: .*holds a Mine, .*Load it with head=Mine, .*; force=True gives the"):
+        save(load(tmp_path)[0], tmp_path)
+    save(load(tmp_path, Mine)[0], tmp_path)
+    save(load(tmp_path)[0], tmp_path, force=True)
+
+
+def test_a_class_with_the_head_of_the_folders_model_may_replace_it(tmp_path: Path):
+    class Mine(BertForSequenceClassification):
+        pass
+
+    save(FAMILIES["bert-SequenceClassification"].known(), tmp_path)
+    save(load(tmp_path, Mine)[0], tmp_path)
 
 
 def test_a_folder_is_known_after_the_working_directory_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
