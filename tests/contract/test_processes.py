@@ -24,6 +24,8 @@ from torch.multiprocessing import start_processes
 from lamina import fit
 from lamina.cli import main
 from lamina.errors import ConfigError, StoreError
+from lamina.recipes.run_recipe import run_recipe
+from lamina.recipes.schema import load_recipe
 from lamina.utils import run_in_first
 
 if TYPE_CHECKING:
@@ -77,6 +79,18 @@ def fail_as_rank(rank: int, folder: Path, port: int) -> None:
         (folder / f"{name}.{rank}").write_text(str(caught.value))
 
 
+def fail_in_recipe_as_rank(rank: int, folder: Path, port: int) -> None:
+    """Run a recipe as one of two processes, of which the first cannot write; write the error's text."""
+    become(rank, port)
+    signal.alarm(60)
+    for name in BROKEN_IN_RECIPES:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(f"lamina.{name}", full_disk)
+            with pytest.raises(StoreError) as caught:
+                run_recipe(load_recipe(folder / "methods.yaml"), output=folder / "out", progress=False)
+        (folder / f"{name}.{rank}").write_text(str(caught.value))
+
+
 def raise_as_rank(rank: int, folder: Path, port: int) -> None:
     """Raise an error that cannot be pickled in the first of two processes; write what each of them gets."""
     become(rank, port)
@@ -100,14 +114,37 @@ def fork_two(folder: Path, *names: str, work: Callable[..., None] = train_as_ran
     start_processes(work, args=(folder, port, *names), nprocs=2, start_method="fork")
 
 
+def write_recipes(folder: Path) -> None:
+    """Write readers.yaml and methods.yaml, recipes with one run each."""
+    base = save_base(folder / "base")
+    rows = "".join(f"{'good' if row % 2 else 'bad'},{row % 2}\n" for row in range(24))
+    (folder / "train.csv").write_text(f"text,label\n{rows}")
+    task = {"kind": "sequence_classification", "files": {"train": str(folder / "train.csv")}, "text": "text"}
+    readers = {"last": {"fusion": "last_layer", "head": {"pooling": "mean"}}}
+    common = {"model": str(base), "seeds": [0], "fit": {"epochs": 1, "batch_size": 4}}
+    for name, recipe in {
+        "readers": {**common, "tasks": {"a": {**task, "readers": readers}}},
+        "methods": {**common, "tasks": {"a": task}, "methods": {"plain": {}}},
+    }.items():
+        (folder / f"{name}.yaml").write_text(json.dumps(recipe))
+
+
 BROKEN = [f"train.training_run.{name}" for name in ("claimed_output", "check_room")]
 BROKEN += ["train.checkpoint._remove", "train.checkpoint.save_file", "train.training_run.save_bank"]  # in this order
 
 
-def test_a_write_that_fails_in_one_process_ends_both_with_one_sentence(tmp_path: Path):
+BROKEN_IN_RECIPES = [f"recipes.separate_runs.{name}" for name in ("check_room", "save", "move")]
+BROKEN_IN_RECIPES += ["recipes.run_recipe.note_failures", "recipes.run_recipe.staged"]
+
+
+@pytest.mark.parametrize(("work", "broken"), [(fail_as_rank, BROKEN), (fail_in_recipe_as_rank, BROKEN_IN_RECIPES)])
+def test_a_write_that_fails_in_one_process_ends_both_with_one_sentence(
+    work: Callable[..., None], broken: list[str], tmp_path: Path
+):
+    write_recipes(tmp_path)
     (tmp_path / "out" / "checkpoints" / "checkpoint-1").mkdir(parents=True)  # of an earlier run, to be removed
-    fork_two(tmp_path, work=fail_as_rank)
-    for name in BROKEN:
+    fork_two(tmp_path, work=work)
+    for name in broken:
         first, second = ((tmp_path / f"{name}.{rank}").read_text() for rank in range(2))
         assert first == second
         assert "cannot be written" in first
@@ -183,17 +220,7 @@ def test_two_processes_train_as_one_does(name: str, by_torchrun: bool, request: 
 
 @pytest.mark.long
 def test_two_processes_of_one_recipe_share_its_output(tmp_path: Path):
-    base = save_base(tmp_path / "base")
-    rows = "".join(f"{'good' if row % 2 else 'bad'},{row % 2}\n" for row in range(24))
-    (tmp_path / "train.csv").write_text(f"text,label\n{rows}")
-    task = {"kind": "sequence_classification", "files": {"train": str(tmp_path / "train.csv")}, "text": "text"}
-    readers = {"last": {"fusion": "last_layer", "head": {"pooling": "mean"}}}
-    common = {"model": str(base), "seeds": [0], "fit": {"epochs": 1, "batch_size": 4}}
-    for name, recipe in {
-        "readers": {**common, "tasks": {"a": {**task, "readers": readers}}},
-        "methods": {**common, "tasks": {"a": task}, "methods": {"plain": {}}},
-    }.items():
-        (tmp_path / f"{name}.yaml").write_text(json.dumps(recipe))
+    write_recipes(tmp_path)
     fork_two(tmp_path, work=command_as_rank)
     assert (tmp_path / "readers" / "lamina.json").is_file()
     assert (tmp_path / "methods" / "models" / "a" / "config.json").is_file()

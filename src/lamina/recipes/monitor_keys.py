@@ -14,7 +14,7 @@ from lamina.prediction.calibrate import calibrate
 from lamina.recipes.report_file import REPORT, Report, TableRow, with_drawn_files, write_report_file
 from lamina.recipes.strict_yaml import NAMED, Fields, Strict, checked, error_at
 from lamina.train.results import sort_key
-from lamina.utils import JSONObject, rank
+from lamina.utils import JSONObject, run_in_first
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -130,9 +130,13 @@ def monitored_report(
     if not monitors or bank is None:
         return report
     report = replace(report, monitors=add_monitors(bank, monitors, specs, tasks, rows))
-    if folder is not None and rank() == 0:
-        bank.save_pretrained(folder)
-        write_report_file(folder / REPORT, with_drawn_files(report, folder))
+    if folder is not None:
+
+        def write() -> None:
+            bank.save_pretrained(folder)
+            write_report_file(folder / REPORT, with_drawn_files(report, folder))
+
+        run_in_first(write)
     return report
 
 

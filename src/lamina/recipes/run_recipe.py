@@ -36,7 +36,7 @@ from lamina.train.groups import warn_of_texts
 from lamina.train.options import FitOptions
 from lamina.train.results import IMPORTANCES, FitResult, Scores, sorted_rows, write_parquet
 from lamina.train.training_run import READER_RATE, Tables, train
-from lamina.utils import check_type, derive_seed, rank, write_text
+from lamina.utils import check_type, derive_seed, rank, run_in_first, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -153,11 +153,15 @@ def run_recipe(
         check_edits(recipe, specs, session.tasks)
         source = None if ray is None else pickle.dumps((Path.cwd(), recipe, data, folder, session.batches, options))
         run = session.train_separately(specs, source, progress=bool(show) and len(specs) > 1, ray=ray)
-        if folder is not None and rank() == 0:
-            with staged(folder, TABLES) as stage:
-                for name, write in _table_files(run, folder).items():
-                    write(stage / name)
+        if folder is not None:
+            run_in_first(partial(_write_tables, run, folder))
         return run
+
+
+def _write_tables(run: RecipeResult, folder: Path) -> None:
+    with staged(folder, TABLES) as stage:
+        for name, write in _table_files(run, folder).items():
+            write(stage / name)
 
 
 @contextmanager
@@ -350,8 +354,8 @@ class _Session:
         cells = [Cell({"run": name}, partial(work, name), name) for name in specs]
         done, on_end = ({}, lambda _cell, _state: None) if separate is None else (separate.begin(cells), separate.end)
         states, failures = run_cells(cells, op="recipe", done=done, on_end=on_end, progress=progress, ray=ray)
-        if separate is not None and rank() == 0:
-            note_failures(separate.folder, failures)
+        if separate is not None:
+            run_in_first(partial(note_failures, separate.folder, failures))
         if not states:
             first = f"the first, {failures[0].key['run']}: {failures[0].error}"
             raise ConfigError(f"recipe: none of {len(failures)} runs finished; {first}")

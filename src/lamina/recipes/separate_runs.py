@@ -20,7 +20,7 @@ from lamina.train.checkpoint import Checkpoints, data_digests, reader_settings, 
 from lamina.train.engine import join_processes
 from lamina.train.options import FitOptions
 from lamina.train.results import sort_key
-from lamina.utils import JSONObject, is_dir, rank
+from lamina.utils import JSONObject, is_dir, run_in_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -87,12 +87,14 @@ class SeparateRuns:
         done = self._shelf.read(cell for cell in cells if self.specs[cell.name].options.get("resume"))
         for name, state in {**self._other_parts(), **done}.items():
             self._note_score(name, state)
-        if rank() == 0:  # the others may come here before the folder exists
+
+        def make_room() -> None:
             check_room(self.folder, self._models_left() * self._base[1])
-        for name, spec in self.specs.items():
-            if name in done or not spec.options.get("resume"):
-                self._clear(name)
-        join_processes()  # before another one continues from a checkpoint that the first removes
+            for name, spec in self.specs.items():
+                if name in done or not spec.options.get("resume"):
+                    self._clear(name)
+
+        run_in_first(make_room)  # all wait, or another one would continue from a checkpoint that the first removes
         return done
 
     def end(self, cell: Cell, state: State) -> None:
@@ -102,11 +104,14 @@ class SeparateRuns:
         StoreError if the run's model is missing (its worker wrote it elsewhere) or the folder is not writable.
         """
         self._note_score(cell.name, state)
-        if rank() == 0:
+
+        def write() -> None:
             if self.recipe.methods and self.recipe.keep != "none":
                 self._keep_model(cell.name)
             self._shelf.write(cell, state)
-        self._clear(cell.name)
+            self._clear(cell.name)
+
+        run_in_first(write)
 
     def _other_parts(self) -> dict[str, State]:
         """Return run name -> results of the finished runs that the recipe's key `only` leaves out now.
@@ -126,10 +131,9 @@ class SeparateRuns:
         return self.place / f"{name}.checkpoints"
 
     def _clear(self, name: str) -> None:
-        """Remove the checkpoints and the temporary model of the run `name`, in the first of several processes only."""
-        if rank() == 0:
-            Checkpoints(self.checkpoints(name), "recipe").clear()
-            discard(self._temporary_model(name))
+        """Remove the checkpoints and the temporary model of the run `name`."""
+        Checkpoints(self.checkpoints(name), "recipe").clear()
+        discard(self._temporary_model(name))
 
     def _note_score(self, name: str, state: State) -> None:
         (self.scores[name],) = state["rows"]
@@ -176,9 +180,13 @@ class SeparateRuns:
         `row` is the run's row of results, with "metric" and "score". Every process that trained the model calls this,
         and the first process saves the model. As it may not know the scores of all other runs, `end` decides later.
         """
-        keep = self.recipe.keep
-        if rank() == 0 and keep != "none" and (keep == "all" or self._is_best(name, row["metric"], row["score"])):
-            save(model, self._model(name), processor)
+
+        def write() -> None:
+            keep = self.recipe.keep
+            if keep != "none" and (keep == "all" or self._is_best(name, row["metric"], row["score"])):
+                save(model, self._model(name), processor)
+
+        run_in_first(write)
 
     def _keep_model(self, name: str) -> None:
         """Move the model of a finished run to "models", if it is the best of its task.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils.weak import WeakIdKeyDictionary
@@ -214,13 +215,13 @@ def _remembered_facts(processor: Processor) -> dict[str, JSON]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     steps = [getattr(backend, name, None) for name in ("normalizer", "pre_tokenizer", "post_processor")]
     model: Any = getattr(backend, "model", None)
+    kind: type[object] = model.__class__
     ids = range(0, len(tokenizer), len(tokenizer) // _SAMPLE + 1)
-    scalars = {name: getattr(model, name) for name in dir(model) if not name.startswith("_")}  # such as `unk_token`
     key = (
         *(len(tokenizer), settings, *(getattr(tokenizer, name, None) for name in _SET)),
         *(tuple(tokenizer.added_tokens_decoder), tokenizer.special_tokens_map),
         *(step and step.__getstate__() for step in steps),
-        {name: value for name, value in scalars.items() if not callable(value)},
+        *(kind, [getattr(model, name) for name in _setting_names(kind)]),
         None if model is None else [model.id_to_token(number) for number in ids],
     )
     held = _facts.get(processor)  # once: comparing two weak references to a tokenizer is slow
@@ -229,7 +230,13 @@ def _remembered_facts(processor: Processor) -> dict[str, JSON]:
     return held[1]
 
 
-_SAMPLE = 16  # tokens that are looked up in each call
+@cache
+def _setting_names(kind: type[object]) -> list[str]:
+    """Return the names of the settings that a class of tokenizer models has as attributes, such as "unk_token"."""
+    return [name for name in dir(kind) if not name.startswith("_") and not callable(getattr(kind, name))]
+
+
+_SAMPLE = 8  # tokens that are looked up in each call
 # A vocabulary takes a tenth of a second to digest, and a processor may be passed with every call.
 _facts: MutableMapping[object, tuple[object, dict[str, JSON]]] = WeakIdKeyDictionary()
 
