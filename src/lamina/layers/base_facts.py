@@ -44,6 +44,8 @@ UNRELATED = frozenset(
 _UNRELATED = re.compile(
     r"^_|(?<!token_)drop(?!ping)|^init(?!ial_prior)|^mask_(time|feature)_|^classif|^summary_|attn_implementation|experts_implementation|_cached$"
 )
+# Earlier versions took token dropout and initial priors for such names too, so their banks lack them.
+EARLIER_UNRELATED = re.compile(rf"{_UNRELATED.pattern}|drop|^init")
 _MODES = frozenset({"training", "gradient_checkpointing", "name_or_path", "p"})  # of modules; `p` is dropout's
 _SCALARS = (bool, int, float, str, torch.dtype)
 
@@ -62,30 +64,31 @@ class StackSettings:
     modules: dict[str, str]
 
     @classmethod
-    def of(cls, model: nn.Module, stack: LayerStack) -> StackSettings:
-        """Return the present settings of a stack of a model."""
+    def of(cls, model: nn.Module, stack: LayerStack, unrelated: re.Pattern[str] = _UNRELATED) -> StackSettings:
+        """Return the present settings of a stack of a model, except those whose names `unrelated` matches."""
         config = cast("PreTrainedModel", around(model, stack)).config
-        return cls(settings_of(config), module_facts(model, stack))
+        return cls(settings_of(config, unrelated), module_facts(model, stack, unrelated))
 
 
-def settings_of(config: PretrainedConfig) -> JSONObject:
-    """Return the settings of a config that may change hidden states, JSON-ready."""
-    return _related(json.loads(json.dumps(config.to_dict(), default=str)))
+def settings_of(config: PretrainedConfig, unrelated: re.Pattern[str] = _UNRELATED) -> JSONObject:
+    """Return the settings of a config that may change hidden states, JSON-ready; names as in `unrelated` may not."""
+    return _related(json.loads(json.dumps(config.to_dict(), default=str)), unrelated)
 
 
-def _related(settings: Mapping[str, object]) -> JSONObject:
+def _related(settings: Mapping[str, object], unrelated: re.Pattern[str]) -> JSONObject:
     """Return `settings` without those that cannot change hidden states; nested configs are treated in the same way."""
     return {
-        name: _related(cast("Mapping[str, object]", value)) if isinstance(value, dict) else value
+        name: _related(cast("Mapping[str, object]", value), unrelated) if isinstance(value, dict) else value
         for name, value in settings.items()
-        if name not in UNRELATED and not _UNRELATED.search(name)
+        if name not in UNRELATED and not unrelated.search(name)
     }
 
 
-def module_facts(model: nn.Module, stack: LayerStack) -> dict[str, str]:
-    """Return short digests of the classes and scalar attributes of a stack's modules.
+def module_facts(model: nn.Module, stack: LayerStack, unrelated: re.Pattern[str] = _UNRELATED) -> dict[str, str]:
+    """Return short digests of the classes of a stack's modules, and of their scalar attributes.
 
-    Adapters do not count here, because the fingerprint tells which adapters are active.
+    Attributes whose names `unrelated` matches are left out. Adapters do not count here, because the fingerprint tells
+    which adapters are active.
 
     Returns:
         Path in the innermost module with a config -> class name and digest. Modules whose paths differ only in a
@@ -96,7 +99,7 @@ def module_facts(model: nn.Module, stack: LayerStack) -> dict[str, str]:
     names: dict[str, str] = {}
     for path, module in modules_around(around(model, stack), set(stack.run)):
         key = re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
-        groups[key].append(f"{type(module).__name__} {_attributes(module)}")
+        groups[key].append(f"{type(module).__name__} {_attributes(module, unrelated)}")
         names[key] = type(module).__name__
     return {
         key: f"{names[key]} {hashlib.sha256(repr(facts).encode()).hexdigest()[:8]}" for key, facts in groups.items()
@@ -130,14 +133,14 @@ def modules_around(module: nn.Module, run: set[nn.Module], path: str = "") -> It
             yield from modules_around(child, run, f"{path}.{name}".lstrip("."))
 
 
-def _attributes(module: nn.Module) -> str:
+def _attributes(module: nn.Module, unrelated: re.Pattern[str]) -> str:
     """Return a module's settings (see `is_setting`) as text: values (see `is_value`), and names of functions.
 
     Functions that replace methods of nn.Module, other than `forward`, do not count: accelerate replaces `to`.
     """
     kept: list[str] = []
     for name, value in sorted(vars(module).items()):
-        if not is_setting(name):
+        if not is_setting(name, unrelated):
             continue
         if isinstance(value, FunctionType) and (name == "forward" or not hasattr(nn.Module, name)):
             kept.append(f"{name}={value.__qualname__}")
@@ -146,9 +149,9 @@ def _attributes(module: nn.Module) -> str:
     return ", ".join(kept)
 
 
-def is_setting(name: str) -> bool:
+def is_setting(name: str, unrelated: re.Pattern[str] = _UNRELATED) -> bool:
     """Return whether an attribute with this name may change what a module computes in eval mode."""
-    return name not in _MODES and not _UNRELATED.search(name)
+    return name not in _MODES and not unrelated.search(name)
 
 
 def is_value(value: object) -> bool:

@@ -38,7 +38,7 @@ from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.layers import select, stacks
 from lamina.layers.adapters import adapters_of, check_no_adapters
-from lamina.layers.base_facts import StackSettings
+from lamina.layers.base_facts import EARLIER_UNRELATED, StackSettings
 from lamina.layers.discovery import pick_stack
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.layers.recorded import RecordedModel
@@ -477,7 +477,10 @@ def _check_base(saved: BaseFacts, model: PreTrainedModel) -> None:
         shape = {"layers": stack.layers, "width": stack.width}
         found = {what: (getattr(expected, what), here) for what, here in shape.items()}
         if not differs and all(was == here for was, here in found.values()):
-            found = _settings(expected, StackSettings.of(model, stack), saved.library)
+            # banks of earlier versions lack some names, also in the digests of modules
+            kinds = (StackSettings.of(model, stack), StackSettings.of(model, stack, EARLIER_UNRELATED))
+            compared = [_settings(expected, here, saved.library) for here in kinds]
+            found = min(compared, key=lambda settings: sum(was != here for was, here in settings.values()))
         differing = {prefix + what: pair for what, pair in found.items() if pair[0] != pair[1]}
         if not differs | differing and (mark := fingerprint_of(stack)) != expected.fingerprint:
             differing[f"{prefix}fingerprint"] = (expected.fingerprint, mark)

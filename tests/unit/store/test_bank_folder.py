@@ -30,6 +30,7 @@ from lamina.fusion.last_layer import LastLayer
 from lamina.fusion.mean import Mean
 from lamina.heads.masked_lm import MaskedLM
 from lamina.heads.sequence_classification import SequenceClassification
+from lamina.layers.base_facts import EARLIER_UNRELATED, StackSettings
 from lamina.monitors import LastScore, Monitor
 from lamina.registry import lists_to_tuples
 from lamina.store import fingerprint, load, load_bank, save, save_bank
@@ -284,6 +285,22 @@ class TestBase:
         monkeypatch.setattr("lamina.store.bank_folder.is_dir", lambda path: False)  # as if the base were on the hub
         load_bank(tmp_path / "bank")
         assert [given.get("revision") for given in asked] == [None, "0123abc"]  # a folder has no revisions
+
+    def test_of_an_earlier_version_that_left_out_token_dropout_is_the_same(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        model = FAMILIES["esm"].known()
+        with monkeypatch.context() as earlier:
+            earlier.setattr(StackSettings, "of", partial(StackSettings.of, unrelated=EARLIER_UNRELATED))
+            ReaderBank(model).save_pretrained(tmp_path / "earlier")
+        ReaderBank(model).save_pretrained(tmp_path / "now")
+        load_bank(tmp_path / "earlier", model)
+        model.config.token_dropout = not model.config.token_dropout
+        with pytest.raises(BaseMismatchError, match=r"another base: token_dropout was \w+, here \w+\. Give"):
+            load_bank(tmp_path / "now", model)
+        model.encoder.layer[0].LayerNorm.eps = 0.5
+        with pytest.raises(BaseMismatchError, match=r"another base: module '[\w.*]+LayerNorm' was [^;]*\. Give"):
+            load_bank(tmp_path / "earlier", model)
 
     def test_that_was_never_saved_must_be_given(self, folder: Path):
         with pytest.raises(StoreError, match=r"names no base, since it was built in memory.*Pass `model`"):
