@@ -204,12 +204,15 @@ def _show(scores: Scores, tasks: Mapping[str, Task]) -> None:
 def _row(metric: str, values: JSONObject) -> list[str]:
     """Return the cells for one metric of a reader: score, interval, score of a constant answer, TF-IDF's score.
 
-    `values` are the reader's scores, with what `lamina.evaluate` adds. A cell without a value is "".
+    `values` are the reader's scores, with what `lamina.evaluate` adds. A cell without a value is "". The answer
+    itself is shown for the first metric only, because another one may be best by other metrics.
     """
     count = values.get("rows", 0)
     low_high = [shown(end, count) for end in values.get("interval", {}).get(metric, ())]
     other, words = values.get("baseline", {}).get(metric), values.get("tfidf", {}).get(metric)
-    always = "" if other is None else f"{shown(other, count)} ({values['always']})"
+    always = "" if other is None else shown(other, count)
+    if metric == next(iter(values.get("baseline", {})), None):
+        always += f" ({values['always']})"
     return [shown(values[metric], count), " to ".join(low_high), always, "" if words is None else shown(words, count)]
 
 

@@ -98,8 +98,8 @@ def evaluate(  # noqa: PLR0913
             which a reader was trained.
         compare: Add "rows" (with a label), "always" (the best constant answer: the most frequent class, or the mean; if
             the task's metric is F1, the positive class or the labels with the highest F1), "baseline" (metric -> score
-            of always giving that answer), "interval" (metric -> ends of the 95 % interval of the score, a bootstrap
-            over rows) and "verdict" (None, or that the reader is not better than always giving that answer).
+            of always giving the answer that is best by this metric), "interval" (metric -> ends of the 95 % interval of
+            the score, a bootstrap over rows) and "verdict" (None, or that the reader is not better than "always").
         tfidf: Add "tfidf", metric -> score of TF-IDF and logistic regression (scikit-learn). True: trained on the
             "train" split of each task. A path, if `tasks` is a file: trained on the file at this path.
         split: "train", "validation" or "test"; with a file, the name under which its rows are scored.

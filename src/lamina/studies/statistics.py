@@ -297,8 +297,9 @@ def row_counts(
     """Return a metric's counts `[rows, counts]`, and the function from sums of them `[..., counts]` to scores `[...]`.
 
     A row is one example, or one text in word tagging tasks, where words without a label do not count. "spearman" uses
-    the ranks among all rows, and macro F1 is the mean over the classes that are predicted or true in any row, also for
-    sums over some of them. Raises UnknownNameError or ConfigError as `row_metric` does.
+    the ranks among all rows. Macro F1 is the mean over the classes that are predicted or true in any row; in sums over
+    some rows, a class that they lack has its F1 over all rows. Raises UnknownNameError or ConfigError as `row_metric`
+    does.
 
     Args:
         task: The task; its kind and problem type decide which metrics exist.
@@ -362,15 +363,16 @@ def _confusion_of_words(predictions: Sequence[Label], truths: Sequence[Label], l
 def _with_classes(
     count: _Counter, predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]
 ) -> Array:
-    """Return `[rows, classes * classes + classes]`: the confusion matrices that `count` returns, and a mask of classes.
+    """Return `[rows, classes * classes + 2 * classes]`: confusion matrices by `count`, F1 per class, a mask of classes.
 
-    The mask is the same for each row: 1 for the classes that are predicted or true in any row. So the sums over any
-    rows, such as a resample, still say over which classes macro F1 is the mean.
+    F1 and mask are those of all rows, the same in each row. The mask is 1 for the classes that are predicted or true in
+    any row. So the sums over some rows, such as a resample, still say over which classes macro F1 is the mean, and what
+    the F1 over all rows is of a class that these rows lack.
     """
     tables = count(predictions, truths, labels)
-    total = _matrix(tables.sum(0))
-    occurs = total.sum(-1) + total.sum(-2) > 0
-    return np.hstack([tables, np.broadcast_to(occurs, (len(tables), len(occurs)))])
+    total = tables.sum(0)
+    whole = np.concatenate([_per_class_f1(total), (_class_sizes(total) > 0).astype(float)])
+    return np.hstack([tables, np.broadcast_to(whole, (len(tables), len(whole)))])
 
 
 def _spans(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
@@ -434,14 +436,21 @@ def _per_class_f1(totals: Array) -> Array:
 
     `totals` are summed, flattened confusion matrices `[..., classes * classes]`.
     """
+    return _ratio(2 * np.diagonal(_matrix(totals), axis1=-2, axis2=-1), _class_sizes(totals))
+
+
+def _class_sizes(totals: Array) -> Array:
+    """Return how often each class is true or predicted, `[..., classes]`, from summed, flattened confusion matrices."""
     table = _matrix(totals)
-    return _ratio(2 * np.diagonal(table, axis1=-2, axis2=-1), table.sum(-1) + table.sum(-2))
+    return table.sum(-1) + table.sum(-2)
 
 
 def _macro_f1(totals: Array) -> Array:
     """Return the mean F1 score `[...]` over the classes of the sample, from sums of what `_with_classes` returns."""
     size = math.isqrt(totals.shape[-1])
-    return _ratio(_per_class_f1(totals[..., : size**2]).sum(-1), (totals[..., size**2 :] > 0).sum(-1).astype(float))
+    tables, whole_f1, occurs = np.split(totals, [size**2, size**2 + size], axis=-1)
+    f1 = np.where(_class_sizes(tables) > 0, _per_class_f1(tables), _ratio(whole_f1, occurs))
+    return _ratio(f1.sum(-1), (occurs > 0).sum(-1).astype(float))
 
 
 def _f1_of_class(number: int, totals: Array) -> Array:

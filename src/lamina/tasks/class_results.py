@@ -23,7 +23,7 @@ REPEATS = 1000  # resamples of the bootstrap
 _FEWEST = 200  # resamples of many rows
 _MOST_ROWS = 20_000_000  # rows of all resamples together
 _ENDS = (2.5, 97.5)  # percentiles that bound a 95 % interval
-# Scores some rows (indices, which may repeat): the predictions, or with True always the same answer.
+# Scores some rows (indices, which may repeat): the predictions, or with True always the same answer by a metric.
 RowScore: TypeAlias = Callable[[Tensor, bool], Mapping[str, float]]
 
 
@@ -98,10 +98,15 @@ class ClassResults(Results[Tensor, Answer]):
         return self.logits[present], targets[present]
 
     def baseline(self, metrics: Sequence[str]) -> tuple[str, dict[str, float]] | None:
-        """Return the best constant prediction (see `_constant`) as text, and its scores. Errors as in `scores`."""
+        """Return the best constant prediction by the first metric, and metric -> score of the one best by this metric.
+
+        Errors as in `scores`; see `_constant`.
+        """
         _, targets = self._both()
-        always, constant = _constant(metrics, targets, self._task)
-        return always, class_scores(metrics, constant.expand(len(targets), -1), targets, self._task)
+        constants, scores = _constants(metrics, targets, self._task), dict[str, float]()
+        for names, logits in constants.values():
+            scores |= class_scores(names, logits, targets, self._task)
+        return next(iter(constants)), {name: scores[name] for name in metrics}
 
     def compare(self, metrics: Sequence[str]) -> Comparison:
         """Return how the scores compare with a constant prediction's, with bootstrap intervals over examples.
@@ -109,17 +114,25 @@ class ClassResults(Results[Tensor, Answer]):
         Errors as in `scores`.
         """
         logits, targets = self._both()
-        always, constant = _constant(metrics, targets, self._task)
-        answers = logits, constant.expand(len(targets), -1)
+        constants, classes = _constants(metrics, targets, self._task), len(self._task.labels)
         single = self._task.problem_type == "classification"
-        averaged = [_occurring(side, targets) if single else None for side in answers]
+        answers = [
+            [
+                (names, rows, score.class_f1(rows.argmax(-1), targets, classes) if single else None)
+                for names, rows in side
+            ]
+            for side in ([(metrics, logits)], constants.values())
+        ]
+        always = next(iter(constants))
         needs_both = any(name in score.RANKING for name in metrics) and len(targets.unique()) > 1
 
         def score_rows(rows: Tensor, is_constant: bool) -> dict[str, float]:
             if needs_both and len(targets[rows].unique()) < 2:
                 return {}  # how well two classes are separated cannot be said of one
-            side = int(is_constant)
-            return class_scores(metrics, answers[side][rows], targets[rows], self._task, averaged=averaged[side])
+            scores: dict[str, float] = {}
+            for names, answer, whole_f1 in answers[int(is_constant)]:
+                scores |= class_scores(names, answer[rows], targets[rows], self._task, absent_f1=whole_f1)
+            return {name: scores[name] for name in metrics}
 
         result = compare(metrics, len(targets), always, score_rows)
         if "mae" in metrics and result["verdict"] is None:  # a correlation ignores the scale
@@ -185,18 +198,30 @@ def first_invalid_row(logits: Tensor) -> int | None:
     return int(bad[0]) if len(bad) else None
 
 
-def _constant(metrics: Sequence[str], targets: Tensor, task: TaskLike) -> tuple[str, Tensor]:
-    """Return the best answer that is the same for all rows, as text and logits `[classes]`.
+def _constants(metrics: Sequence[str], targets: Tensor, task: TaskLike) -> dict[str, tuple[list[str], Tensor]]:
+    """Return the best constant answers as texts, each with the metrics by which it is best and its logits.
 
-    It is the mean or the most frequent class; but if the first of the metrics is "f1", which gives 0 to answers without
-    a positive label, the positive of two classes, or the labels with the highest F1. If several labels are scored by
-    another metric, it is their most frequent combination. `targets` has no missing label.
+    The logits are `[rows, classes]`. The first answer is that of the first metric. `targets` has no missing label.
+    """
+    found: dict[str, tuple[list[str], Tensor]] = {}
+    for metric in metrics:
+        answer, logits = _constant(metric, targets, task)
+        found.setdefault(answer, ([], logits.expand(len(targets), -1)))[0].append(metric)
+    return found
+
+
+def _constant(metric: str, targets: Tensor, task: TaskLike) -> tuple[str, Tensor]:
+    """Return the answer that scores best by a metric if it is given for all rows, as text and logits `[classes]`.
+
+    It is the mean or the most frequent class; but if the metric is "f1", which gives 0 to answers without a positive
+    label, the positive of two classes, or the labels with the highest F1. If several labels are scored by another
+    metric, it is their most frequent combination. `targets` has no missing label.
     """
     if task.problem_type == "regression":
         mean = targets.double().mean()
         return f"{float(mean):.3g}", mean.float()[None]
     if task.problem_type == "multi_label":
-        if metrics[0] == "f1":
+        if metric == "f1":
             counts, order = targets.double().sum(0).sort(descending=True, stable=True)
             f1 = counts.cumsum(0) / (torch.arange(1, len(counts) + 1) * len(targets) + counts.sum())  # half of it
             is_set = torch.zeros(len(counts), dtype=torch.bool)
@@ -207,14 +232,9 @@ def _constant(metrics: Sequence[str], targets: Tensor, task: TaskLike) -> tuple[
         names = [name for name, flag in zip(task.labels, is_set.tolist(), strict=True) if flag]
         return ", ".join(names) or "no label", is_set.float() * 2 - 1
     most = int(torch.bincount(targets, minlength=len(task.labels)).argmax())
-    if metrics[0] == "f1" and len(task.labels) == 2 and (positive := positive_id(task, metrics)) is not None:
+    if metric == "f1" and len(task.labels) == 2 and (positive := positive_id(task, [metric])) is not None:
         most = positive
     return task.labels[most], torch.nn.functional.one_hot(torch.tensor(most), len(task.labels)).float()
-
-
-def _occurring(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return a mask `[classes]` of the classes that are predicted or true in any row."""
-    return torch.bincount(torch.cat([logits.argmax(-1), targets.long()]), minlength=logits.shape[1]) > 0
 
 
 def _has_label(targets: Tensor) -> Tensor:
@@ -224,13 +244,13 @@ def _has_label(targets: Tensor) -> Tensor:
 
 
 def class_scores(
-    metrics: Sequence[str], logits: Tensor, targets: Tensor, task: TaskLike, *, averaged: Tensor | None = None
+    metrics: Sequence[str], logits: Tensor, targets: Tensor, task: TaskLike, *, absent_f1: Tensor | None = None
 ) -> dict[str, float]:
     """Return metric -> score of logits `[examples, classes]` against `targets`, the correct answers.
 
-    `averaged` is a mask of the classes over which macro F1 is the mean, see `score_classes`. None: those that occur.
-    Raises DataError without examples, UnknownNameError for an unknown metric, and ConfigError if a metric needs a
-    positive class and it is not clear which it is (see `positive_id`).
+    `absent_f1` is the F1 of classes that do not occur, see `score_classes`; None: macro F1 leaves them out. Raises
+    DataError without examples, UnknownNameError for an unknown metric, and ConfigError if a metric needs a positive
+    class and it is not clear which it is (see `positive_id`).
     """
     if task.problem_type == "regression":
         return score.score_numbers(metrics, logits[:, 0].tolist(), targets.tolist())
@@ -239,7 +259,7 @@ def class_scores(
     plain, ranked = ([name for name in metrics if (name in score.RANKING) is flag] for flag in (False, True))
     positive = positive_id(task, metrics)
     guesses, classes = logits.argmax(-1), len(task.labels)
-    scores = score.score_classes(plain, guesses, targets, classes, positive=positive, averaged=averaged)
+    scores = score.score_classes(plain, guesses, targets, classes, positive=positive, absent_f1=absent_f1)
     if ranked:
         positive = 1 if positive is None else positive  # these metrics do not depend on it
         margin = logits[:, positive] - logits[:, 1 - positive]
@@ -321,13 +341,13 @@ def _wrong_label_sets(logits: Tensor, truths: Tensor, present: Tensor, labels: S
 
 
 class Comparison(TypedDict):
-    """The scores of a reader beside those of the best constant prediction.
+    """The scores of a reader beside those of the best constant predictions.
 
     Attributes:
         rows: Number of rows that were scored.
         always: The constant prediction, as text: the mean or the most frequent class, combination of labels or tag. If
             the task's first metric is "f1", it is the positive one of two classes or the labels with the highest F1.
-        baseline: Metric -> score of the constant prediction.
+        baseline: Metric -> score of the constant prediction that is best by this metric.
         interval: Metric -> ends of the 95 % interval of the reader's own score: a percentile bootstrap over rows.
         verdict: None if the reader is better by the first metric in `interval`: the 95 % interval of the difference on
             the same rows lies above 0. Otherwise a phrase that says that it is not. It names the metric if that is not
@@ -343,14 +363,14 @@ class Comparison(TypedDict):
 
 
 def compare(metrics: Sequence[str], rows: int, always: str, score: RowScore) -> Comparison:
-    """Return how predictions compare with the best constant prediction, by a bootstrap over rows.
+    """Return how predictions compare with the best constant predictions, by a bootstrap over rows.
 
     Args:
         metrics: The metrics, at least one. The first of them that `score` returns decides the verdict.
         rows: Number of rows, at least 1.
-        always: The constant prediction, as text.
+        always: The constant prediction that is best by the metric that decides, as text.
         score: Called with row indices `[rows]`, which may repeat, and a flag. Returns metric -> score on these rows: of
-            the predictions, or of the constant prediction if the flag is True. {}: these rows cannot be scored, and are
+            the predictions, or of constant predictions if the flag is True. {}: these rows cannot be scored, and are
             left out of the bootstrap.
 
     Source:

@@ -117,7 +117,7 @@ def score_classes(
     classes: int,
     *,
     positive: int | None = 1,
-    averaged: Tensor | None = None,
+    absent_f1: Tensor | None = None,
 ) -> dict[str, float]:
     """Return metric -> score; `metrics` may name "accuracy", "mcc" (Matthews' correlation), "macro_f1" and "f1".
 
@@ -129,25 +129,41 @@ def score_classes(
         targets: True class ids `[rows]`.
         classes: Number of classes.
         positive: With two classes, the id of the class whose F1 is "f1". With more, or None, "f1" equals "macro_f1".
-        averaged: Mask `[classes]` of the classes whose mean F1 is "macro_f1"; the F1 of one that does not occur is 0.
-            None: those that occur among predictions or targets. A bootstrap passes the classes of the whole sample,
-            because a resample may lack some.
+        absent_f1: The F1 of each class if it occurs neither among predictions nor targets, as from `class_f1`; NaN: the
+            class is left out of "macro_f1", the mean over classes. A bootstrap passes the F1 over the whole sample,
+            because a resample may lack some classes. None: NaN for all.
     """
     _check_rows(predictions, targets)
-    count = max(2, classes)
-    cells = (targets.long() * count + predictions.long()).cpu()
-    confusion = torch.bincount(cells, minlength=count**2).reshape(count, count).double()  # true class, predicted class
-    right, true, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
-    sizes = true + predicted
-    f1 = 2 * right / sizes.clamp(min=1)
-    macro_f1 = f1[sizes > 0 if averaged is None else averaged].mean()
+    right, true, predicted = _class_counts(predictions, targets, classes)
+    f1 = 2 * right / (true + predicted)  # NaN for a class that does not occur
+    macro_f1 = (f1 if absent_f1 is None else torch.where(f1.isnan(), absent_f1, f1)).nanmean()
     known = {
         "accuracy": lambda: right.sum() / len(targets),
-        "f1": lambda: f1[positive] if classes == 2 and positive is not None else macro_f1,
+        "f1": lambda: f1[positive].nan_to_num() if classes == 2 and positive is not None else macro_f1,
         "mcc": lambda: _matthews(right.sum(), true, predicted),
         "macro_f1": lambda: macro_f1,
     }
     return named_scores(metrics, known)
+
+
+def class_f1(predictions: Tensor, targets: Tensor, classes: int) -> Tensor:
+    """Return the F1 of each class, float64 `[classes]`, at least two; NaN for a class that does not occur.
+
+    `predictions` and `targets` are class ids `[rows]`, and `classes` is the number of classes.
+    """
+    right, true, predicted = _class_counts(predictions, targets, classes)
+    return 2 * right / (true + predicted)
+
+
+def _class_counts(predictions: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return how many rows of each class are predicted correctly, are true, and are predicted; each `[classes]`.
+
+    There are at least two classes.
+    """
+    count = max(2, classes)
+    cells = (targets.long() * count + predictions.long()).cpu()
+    confusion = torch.bincount(cells, minlength=count**2).reshape(count, count).double()  # true class, predicted class
+    return confusion.diagonal(), confusion.sum(1), confusion.sum(0)
 
 
 def _matthews(right: Tensor, true: Tensor, predicted: Tensor) -> float:

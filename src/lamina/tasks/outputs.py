@@ -83,9 +83,9 @@ class Results(Protocol[OutputsT, AnswerT]):
         return {}
 
     def baseline(self, metrics: Sequence[str]) -> tuple[str, dict[str, float]] | None:
-        """Return the best constant prediction, and metric -> its score, computed from the labels alone.
+        """Return the best constant prediction by the first metric, and metric -> score of the one best by this metric.
 
-        Kinds without such a prediction return None.
+        They are computed from the labels alone. Kinds without such a prediction return None.
         """
         return None
 

@@ -42,8 +42,8 @@ class FitResult:
             `importance_steps` there are also rows between epochs, whose "epoch" is None. "step" counts the steps of
             the reader itself.
         truncated: Name -> number of training examples that were truncated.
-        baselines: Name -> "always", the best constant answer (as in `lamina.evaluate`), and metric -> its score on the
-            validation split. Kinds of task without one are left out.
+        baselines: Name -> "always", the best constant answer (as in `lamina.evaluate`), and metric -> score on the
+            validation split of the constant answer that is best by this metric. Kinds of task without one are left out.
         unlabelled: Name -> number of training examples without a label, which gave no loss, for names with such
             examples.
         table: One row per name, by task, the best validation score first: "task", "reader", its settings in the grid,

@@ -101,4 +101,8 @@ def test_macro_f1_of_a_resample_is_over_the_classes_of_the_whole_sample(kind: st
     task = TaskOutline(kind, "classification", ("a", "b", "c"))  # pyright: ignore
     counts, score = row_counts(task, "f1", [form(0)] * 4, [form(tag) for tag in (0, 0, 0, 1)])
     assert float(score(counts.sum(0))) == pytest.approx(3 / 7)
-    assert float(score(counts[:3].sum(0))) == 0.5  # the resample lacks class "b", and the sample "c"
+    assert float(score(counts[:3].sum(0))) == 0.5  # the resample lacks class "b", whose F1 is 0, and the sample "c"
+    counts, score = row_counts(task, "f1", [form(0), form(1), form(2)], [form(0), form(1), form(1)])
+    assert float(score(counts.sum(0))) == pytest.approx(5 / 9)  # the F1 of the classes are 1, 2/3 and 0
+    assert float(score(counts[:1].sum(0))) == pytest.approx(5 / 9)
+    assert score(counts[[0, 1]].sum(0)) == pytest.approx(2 / 3)

@@ -77,9 +77,9 @@ def test_f1_of_a_rare_class_is_compared_with_always_answering_it():
     results = ClassResults(task, Split.of(["x"] * 40, [0] * 30 + [1] * 10), np.arange(40))
     results.logits[:, 1] = 1.0  # always yes
     by_f1, by_accuracy = results.compare(["f1", "accuracy"]), results.compare(["accuracy", "f1"])
-    assert (by_f1["always"], by_f1["baseline"]) == ("yes", {"f1": pytest.approx(0.4), "accuracy": 0.25})
+    assert (by_f1["always"], by_f1["baseline"]) == ("yes", {"f1": pytest.approx(0.4), "accuracy": 0.75})
     assert by_f1["verdict"] == "not better than always answering 'yes'"
-    assert (by_accuracy["always"], by_accuracy["baseline"]) == ("no", {"accuracy": 0.75, "f1": 0.0})
+    assert (by_accuracy["always"], by_accuracy["baseline"]) == ("no", {"accuracy": 0.75, "f1": pytest.approx(0.4)})
 
 
 def test_draws_with_one_class_do_not_count_in_the_interval_of_a_ranking():
@@ -100,3 +100,20 @@ def test_macro_f1_of_draws_is_over_the_classes_of_all_rows(labels: tuple[str, ..
     found = results.compare([metric])
     assert found["interval"][metric] == pytest.approx((0.478, 0.5), abs=1e-3)
     assert found["verdict"] == f"not better than always answering '{labels[0]}'"
+
+
+def test_macro_f1_of_a_perfect_reader_is_1_in_every_draw():
+    labels = tuple(map(str, range(20)))
+    truths = torch.arange(60) % 20
+    results = ClassResults(
+        TaskOutline(KIND, "classification", labels), Split.of(["x"] * 60, truths.tolist()), np.arange(60)
+    )
+    results.logits[:] = torch.nn.functional.one_hot(truths)
+    assert results.compare(["macro_f1"])["interval"] == {"macro_f1": (1.0, 1.0)}
+
+
+def test_a_single_class_is_compared_too():
+    alone = ClassResults(TaskOutline(KIND, "classification", ("a",)), Split.of(["x"] * 3, [0] * 3), np.arange(3))
+    found = alone.compare(["f1", "accuracy"])
+    assert found["interval"] == {"f1": (1.0, 1.0), "accuracy": (1.0, 1.0)}
+    assert found["verdict"] == "not better than always answering 'a'"
