@@ -186,11 +186,13 @@ class BaseMismatchError(StoreError):
         what: The thing that differs from the one in training: "base", "tokenizer" or "processor".
     """
 
-    def __init__(self, *, op: str, differs: dict[str, tuple[object, object]], what: str = "base") -> None:
+    def __init__(
+        self, *, op: str, differs: dict[str, tuple[object, object]], what: str = "base", had_adapters: bool = False
+    ) -> None:
         self.op, self.differs, self.what = op, differs, what
         listed = "; ".join(f"{name} was {saved}, here {here}" for name, (saved, here) in differs.items())
         option = "model=, or --model" if what == "base" else "processor=; by default the one that was saved with them"
-        if differs.get("adapters", ("none", ""))[0] != "none":
+        if had_adapters:  # and the base here has others
             option = "model=PeftModel.from_pretrained(...); the bank's folder contains no adapters"
         hint = f"Give the {what} that they were trained on ({option}), or train them again on this one."
         super().__init__(f"{op}: these readers were trained on another {what}: {listed}. {hint}")

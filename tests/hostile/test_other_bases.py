@@ -75,10 +75,12 @@ def test_a_base_with_other_adapters_is_another_base(change: Callable[[Any], None
 
 def test_a_saved_bank_names_the_adapters_of_its_base(tmp_path: Path):
     tiny_bank(with_adapters("b", "a")).save_pretrained(tmp_path / "adapted")
+    tiny_bank(with_adapters("none")).save_pretrained(tmp_path / "none")
     tiny_bank().save_pretrained(tmp_path / "plain")
     for folder, model, said in [
         ("adapted", tiny_model(), r"adapters was a, here none; .* \(model=PeftModel.from_pretrained"),
         ("adapted", with_adapters("b"), "adapters was a, here b; "),
+        ("none", tiny_model(), r"adapters was none, here none; .* \(model=PeftModel.from_pretrained"),
         ("plain", with_adapters("b"), r"adapters was none, here b; .* \(model=, or --model\)"),
     ]:
         with pytest.raises(BaseMismatchError, match=said):

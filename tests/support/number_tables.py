@@ -60,11 +60,14 @@ def words(table: Any) -> list[list[str]]:
 
 
 class _OnNumbers:
-    def _texts(self, X: Any, method: str, *, reset: bool) -> Any:
-        table = validate_data(self, X, reset=reset)
-        texts = super()._texts([" ".join(row) for row in words(table)], method, reset=reset)  # pyright: ignore
-        self.n_features_in_ = table.shape[1]
-        return texts
+    def _new_texts(self, X: Any) -> Any:
+        table = validate_data(self, X)
+        texts, _ = super()._new_texts([" ".join(row) for row in words(table)])  # pyright: ignore
+        return texts, {"n_features_in_": table.shape[1]}
+
+    def _texts(self, X: Any, method: str) -> Any:
+        table = validate_data(self, X, reset=False)
+        return super()._texts([" ".join(row) for row in words(table)], method)  # pyright: ignore
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()  # pyright: ignore
@@ -81,7 +84,9 @@ class TaggerOfNumbers(_OnNumbers, LaminaTagger):
             check_given(y, self._op())
             tags = column_or_1d(check_array(y, ensure_2d=False, dtype=None), warn=True)
             check_consistent_length(table, tags)
-        return super().fit(table, [[tag] * table.shape[1] for tag in tags])
+        super().fit(table, [[tag] * table.shape[1] for tag in tags])
+        self.n_features_in_ = table.shape[1]
+        return self
 
     def _words(self, X: Any, method: str) -> Any:
         return super()._words(words(validate_data(self, X, reset=False)), method)

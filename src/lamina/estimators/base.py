@@ -107,6 +107,7 @@ _OWN: dict[str, str] = {
     "seed": "use random_state instead",
     "keep": "validation_fraction decides it",
 }
+_COLUMNS = ("n_features_in_", "feature_names_in_")  # attributes that say which columns X of `fit` had
 _SHARED = ("model", "processor")  # parameters that clones share instead of copying them
 
 
@@ -138,15 +139,27 @@ class LaminaEstimator(BaseEstimator):
     def _op(self, method: str = "fit") -> str:
         return f"{type(self).__name__}.{method}"
 
-    def _new_bank(self) -> ReaderBank:
+    def _new_bank(self, columns: Mapping[str, object]) -> ReaderBank:
         """Return a new bank without readers on the estimator's model; delete the `bank_` of an earlier `fit`.
 
-        The model and processor are also recorded, to load the estimator from a pickle. Raises ConfigError without a
-        tokenizer, and the errors of `lamina.load`.
+        The number and names of the columns of X, from `_new_texts`, become fitted attributes. The model and processor
+        are also recorded, to load the estimator from a pickle. Raises ConfigError without a tokenizer, and the errors
+        of `lamina.load`; the estimator is then as before.
         """
-        vars(self).pop("bank_", None)  # the bank of an earlier `fit`, which may have other classes
+        bank = ReaderBank(*model_of(self.model, self.processor, self._op()))
+        for name in ("bank_", *_COLUMNS):  # of an earlier `fit`, which may have other classes or columns
+            vars(self).pop(name, None)
+        vars(self).update(columns)
         self._base: tuple[ModelLike, Processor | None] = (self.model, self.processor)
-        return ReaderBank(*model_of(self.model, self.processor, self._op()))
+        return bank
+
+    def _new_texts(self, X: object) -> tuple[Texts, Mapping[str, object]]:
+        """Return X of `fit` as a list of texts or pairs of texts, and the attributes `_COLUMNS` that follow from it.
+
+        Raises DataError if X has another form, as `as_texts` does. The estimator is unchanged.
+        """
+        other = BaseEstimator()  # `fit` may yet be refused
+        return as_texts(other, X, self._op(), reset=True), vars(other)
 
     def _seed(self) -> int:
         """Return `random_state` if it is an integer; otherwise draw an integer from it, as scikit-learn does.
@@ -265,16 +278,15 @@ class LaminaEstimator(BaseEstimator):
         form, and the errors of `_results`.
         """
         self._check_fitted()
-        results = self._results(Split.of(self._texts(X, method, reset=False)), method)
+        results = self._results(Split.of(self._texts(X, method)), method)
         return {name: cast("ClassResults", result).logits for name, result in results.items()}
 
-    def _texts(self, X: object, method: str, *, reset: bool) -> Texts:
+    def _texts(self, X: object, method: str) -> Texts:
         """Return X as a list of texts or pairs of texts; raise DataError if it has another form, as `as_texts` does.
 
-        With `reset` (in `fit`), the number and names of the columns of X are recorded; otherwise they are compared with
-        the recorded ones. Messages begin with the calling `method`.
+        The number and names of its columns are compared with those of `fit`. Messages begin with the calling `method`.
         """
-        return as_texts(self, X, self._op(method), reset=reset)
+        return as_texts(self, X, self._op(method), reset=False)
 
     def _check_fitted(self) -> None:
         check_is_fitted(self, "bank_")

@@ -64,7 +64,7 @@ def as_texts(estimator: BaseEstimator, X: TextsLike, op: str, *, reset: bool) ->
     columns than at `fit`.
 
     Args:
-        estimator: Estimator whose method got X. Its `n_features_in_` and `feature_names_in_` are set or compared.
+        estimator: Estimator of which `n_features_in_` and `feature_names_in_` are set or compared.
         X: Texts as a list, an array or one column; pairs as tuples or as two columns.
         op: Name of the calling method, which begins the error messages.
         reset: True in `fit`: set the number and names of the columns. False: compare them with those of `fit`.

@@ -104,10 +104,10 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
                 loss is NaN or infinite.
         """
         op = self._op()
-        texts = self._texts(X, "fit", reset=True)
+        texts, columns = self._new_texts(X)
         targets, seed = class_targets(y, texts, op), self._seed()
         task = self._task(Split.of(texts, targets.values), targets, seed)
-        bank = self._new_bank()
+        bank = self._new_bank(columns)
         self.classes_ = cast("np.ndarray", targets.classes)
         bank.add(READER, self._reader(task, self.reader, seed, class_weights=self._weights(targets)))
         self._train(bank, task, seed)
@@ -241,10 +241,10 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
                 loss is NaN or infinite.
         """
         op = self._op()
-        texts = self._texts(X, "fit", reset=True)
+        texts, columns = self._new_texts(X)
         targets, seed = number_targets(y, texts, op), self._seed()
         task = self._task(Split.of(texts, targets.values), targets, seed)
-        bank = self._new_bank()
+        bank = self._new_bank(columns)
         reader = bank.add(READER, self._reader(task, self.reader, seed))
         if not reader.config.head.linear:  # pyright: ignore
             raise ConfigError(f"{op}: the reader's head has linear=False; a regressor needs the linear map at its end.")
@@ -340,7 +340,7 @@ class LaminaTagger(LaminaEstimator):
         values = [tuple(number.get(_name(tag, op) or "", IGNORED) for tag in row) for row in tags]
         targets = Targets("classification", tuple(labels), values)
         task = self._task(_split(words, values), targets, seed)
-        bank = self._new_bank()
+        bank = self._new_bank({})
         self.classes_ = [by_name[name] for name in labels]
         bank.add(READER, self._reader(task, self.reader, seed))
         self._train(bank, task, seed)

@@ -81,10 +81,10 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
                 loss is NaN or infinite.
         """
         op = self._op()
-        texts = self._texts(X, "fit", reset=True)
+        texts, columns = self._new_texts(X)
         if self.pooling not in ("mean", "first"):
             raise ConfigError(f"{op}: pooling is {self.pooling!r}; it must be 'mean' or 'first'.")
-        bank, seed = self._new_bank(), self._seed()
+        bank, seed = self._new_bank(columns), self._seed()
         vars(self).pop("result_", None)  # of an earlier training
         max_length = FitOptions.of({"max_length": self.max_length}, op).max_length
         most = int(kind_of(self.kind).length_limit(bank.model, bank.processor, max_length))

@@ -142,16 +142,15 @@ class ModuleGuard:
         for path, module in list(self._modules.items()):
             outer = self._outer(path)
             now = None if outer is None else without_adapters(outer)
-            is_gone = now is None or type(now) is not type(module)
-            if is_gone and not self._may_change(path):
-                kind = "nothing" if now is None else f"a {type(now).__name__}"
-                return f"'{path}' is {kind} now, not a {type(module).__name__}"
-            if now is None or is_gone:
+            if now is not None and type(now) is type(module):
+                self._modules[path] = now
+            elif self._may_change(path):
                 # another thread's pass may find the same change at the same time, and forget the module first
                 self._modules.pop(path, None)
                 self._settings.pop(path, None)
             else:
-                self._modules[path] = now
+                kind = "nothing" if now is None else f"a {type(now).__name__}"
+                return f"'{path}' is {kind} now, not a {type(module).__name__}"
         for cls, known in zip(self._classes, self._forwards, strict=True):
             if _forward(cls) is not known:
                 return f"{cls.__name__}.forward was replaced"

@@ -488,10 +488,11 @@ def _check_base(saved: BaseFacts, model: PreTrainedModel) -> None:
     if differs:
         if (dtype := str(model.dtype).removeprefix("torch.")) != saved.dtype:
             differs["dtype"] = (saved.dtype, dtype)
-        if saved.adapters is not None and (active := adapters_of(model)) != saved.adapters:
+        active = adapters_of(model)
+        if saved.adapters not in (None, active):
             before, here = (" and ".join(names) or "none" for names in (saved.adapters, active))
             differs = {"adapters": (before, here), **differs}
-        raise BaseMismatchError(op="load", differs=differs)
+        raise BaseMismatchError(op="load", differs=differs, had_adapters=bool(saved.adapters) and "adapters" in differs)
 
 
 def _settings(saved: StackFacts, here: StackSettings, library: str | None) -> dict[str, tuple[object, object]]:

@@ -15,7 +15,7 @@ from sklearn.exceptions import NotFittedError
 from tests.support.portions import one_in
 
 import lamina
-from lamina.errors import ConfigError, DataError, UnknownNameError
+from lamina.errors import ConfigError, DataError, ModelNotFoundError, UnknownNameError
 from lamina.estimators.predictors import LaminaClassifier
 from lamina.fusion.scalar_mix import ScalarMix
 from lamina.heads.sequence_classification import SequenceClassification
@@ -199,6 +199,15 @@ def test_a_fit_that_is_refused_before_training_leaves_the_one_before(base: str, 
     fitted = LaminaClassifier(base, **FAST).fit(texts, mood)
     with pytest.raises(DataError, match="test_size"):
         fitted.set_params(validation_fraction=2.0).fit(texts, ["a", "b"] * 4)
+    assert fitted.predict(texts).tolist() == mood
+    fitted.set_params(validation_fraction=None)
+    frame = pd.DataFrame({"one": texts, "two": texts})
+    with pytest.raises(DataError, match="one class"):
+        fitted.fit(frame, ["good"] * 8)
+    with pytest.raises(ModelNotFoundError):
+        fitted.set_params(model=f"{base}-missing").fit(frame, mood)
+    assert not hasattr(fitted, "n_features_in_")
+    assert not hasattr(fitted, "feature_names_in_")
     assert fitted.predict(texts).tolist() == mood
 
 
