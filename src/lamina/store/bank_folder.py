@@ -477,10 +477,7 @@ def _check_base(saved: BaseFacts, model: PreTrainedModel) -> None:
         shape = {"layers": stack.layers, "width": stack.width}
         found = {what: (getattr(expected, what), here) for what, here in shape.items()}
         if not differs and all(was == here for was, here in found.values()):
-            # banks of earlier versions lack some names, also in the digests of modules
-            kinds = (StackSettings.of(model, stack), StackSettings.of(model, stack, EARLIER_UNRELATED))
-            compared = [_settings(expected, here, saved.library) for here in kinds]
-            found = min(compared, key=lambda settings: sum(was != here for was, here in settings.values()))
+            found = _changed_settings(expected, model, stack, saved.library)
         differing = {prefix + what: pair for what, pair in found.items() if pair[0] != pair[1]}
         if not differs | differing and (mark := fingerprint_of(stack)) != expected.fingerprint:
             differing[f"{prefix}fingerprint"] = (expected.fingerprint, mark)
@@ -495,8 +492,22 @@ def _check_base(saved: BaseFacts, model: PreTrainedModel) -> None:
         raise BaseMismatchError(op="load", differs=differs, had_adapters=bool(saved.adapters) and "adapters" in differs)
 
 
-def _settings(saved: StackFacts, here: StackSettings, library: str | None) -> dict[str, tuple[object, object]]:
-    """Return name -> (saved value, present value) for each setting of a stack, whether the two are equal or not.
+def _changed_settings(
+    saved: StackFacts, model: PreTrainedModel, stack: LayerStack, library: str | None
+) -> dict[str, tuple[object, object]]:
+    """Return name -> (saved value, present value) of each setting that differs; `library` as in `_differing`.
+
+    Banks of earlier versions lack some names, also in the digests of modules: if the settings without these names
+    differ less, that comparison counts.
+    """
+    found = _differing(saved, StackSettings.of(model, stack), library)
+    if found:
+        found = min(found, _differing(saved, StackSettings.of(model, stack, EARLIER_UNRELATED), library), key=len)
+    return found
+
+
+def _differing(saved: StackFacts, here: StackSettings, library: str | None) -> dict[str, tuple[object, object]]:
+    """Return name -> (saved value, present value) for each setting of a stack that differs.
 
     `library` has the versions of the libraries that saved the bank. If they are installed, all settings are compared; a
     value that one side lacks is None. Otherwise only settings of the config that both sides have are compared. The
@@ -506,12 +517,12 @@ def _settings(saved: StackFacts, here: StackSettings, library: str | None) -> di
         return {}
     same = library == library_versions()
     names = saved.config.keys() | here.config.keys() if same else saved.config.keys() & here.config.keys()
-    found: dict[str, tuple[object, object]] = {
+    pairs: dict[str, tuple[object, object]] = {
         name: (saved.config.get(name), here.config.get(name)) for name in sorted(names)
     }
     for path in sorted(saved.modules.keys() | here.modules.keys()) if same else ():
-        found[f"module '{path}'"] = (saved.modules.get(path), here.modules.get(path))
-    return found
+        pairs[f"module '{path}'"] = (saved.modules.get(path), here.modules.get(path))
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _same_stack(by_name: Mapping[str, LayerStack], name: str) -> LayerStack | None:

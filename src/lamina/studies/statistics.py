@@ -447,7 +447,7 @@ def _class_sizes(totals: Array) -> Array:
 
 def _macro_f1(totals: Array) -> Array:
     """Return the mean F1 score `[...]` over the classes of the sample, from sums of what `_with_classes` returns."""
-    size = math.isqrt(totals.shape[-1])
+    size = math.isqrt(totals.shape[-1])  # of classes, since classes ** 2 + 2 * classes < (classes + 1) ** 2
     tables, whole_f1, occurs = np.split(totals, [size**2, size**2 + size], axis=-1)
     f1 = np.where(_class_sizes(tables) > 0, _per_class_f1(tables), _ratio(whole_f1, occurs))
     return _ratio(f1.sum(-1), (occurs > 0).sum(-1).astype(float))
