@@ -345,7 +345,7 @@ class BankRunner(Runner):
         """Return reader name -> logits of a batch. The arguments are those of `Runner.outputs`.
 
         With `labels`, heads over a vocabulary compute only the labelled tokens. Without `labels` and `states`, the
-        runner's `engine` computes the logits if it can.
+        runner's `engine` computes the logits if it can. Raises ConfigError if an engine that must answer cannot.
         """
         if self.engine is not None and labels is None and states is None:
             answered = self.engine.run(self.bank, batch, names)
@@ -366,7 +366,7 @@ class BankRunner(Runner):
     def trained_with(self, names: Sequence[str], option: str) -> int | None:
         """Return the largest value of `option`, such as "max_length", with which the readers `names` were trained.
 
-        None if one of the readers has no record of the option.
+        None if one of the readers has no record of the option, or `names` is empty.
         """
         values = [self.bank[name].info.get(option) for name in names]
         known = [int(value) for value in values if value is not None]

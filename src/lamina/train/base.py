@@ -140,6 +140,8 @@ class Runner(ABC):
     def warn_about_pairs(self, pairs: Mapping[str, bool]) -> None:
         """Log a warning for each learner that was trained on pairs and now reads single texts, or the other way round.
 
+        There is none for a learner that does not record which it was.
+
         Args:
             pairs: Learner name -> whether the texts that it reads now are pairs.
         """
@@ -291,7 +293,7 @@ class Runner(ABC):
     ) -> None:
         """Run learners over all rows of a group without gradients, and add their outputs to `results`, in place.
 
-        The arguments and errors are those of `passes`.
+        The arguments are those of `passes`. Raises NotFiniteError, or LaminaError for an unreadable example, as there.
         """
         for _ in self.passes(group, results, options, progress=progress):
             pass
@@ -318,7 +320,7 @@ class Runner(ABC):
                 None: no such limit.
 
         Raises:
-            NotFiniteError: If a learner outputs NaN or infinity for a row.
+            NotFiniteError: If a learner outputs NaN or infinity for a row; raised after the last batch.
             LaminaError: If an example cannot be read, for example a damaged image.
         """
         names, inputs = list(results), group.inputs

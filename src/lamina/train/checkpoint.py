@@ -266,8 +266,8 @@ class Checkpoints:
     def begin(self, *, resume: bool) -> tuple[dict[str, Tensor], RunProgress] | None:
         """Prepare the folder for a run; with `resume`, also read the newest checkpoint. Every process must call this.
 
-        Without `resume` all checkpoints in the folder are removed, with `resume` only incomplete ones, after an error
-        none.
+        Without `resume`, all checkpoints in the folder are removed; with it, only incomplete ones. After an error none
+        are removed.
 
         Returns:
             Tensors and progress of the newest checkpoint; None if there is none, or `resume` is False.
@@ -313,7 +313,7 @@ class Checkpoints:
         return StoreError(f"{self.op}: the checkpoint in {path} cannot be used ({error}). {hint}")
 
     def save(self, step: int, tensors: dict[str, Tensor], progress: RunProgress) -> None:
-        """Write the checkpoint of a step, then remove all checkpoints but the newest two.
+        """Write the checkpoint of a step, in place of an older one, then remove all checkpoints but the newest two.
 
         Args:
             step: Number of optimizer steps so far; the folder is named after it.

@@ -94,6 +94,15 @@ class Engine:
         options: Options of the run.
         accelerator: The object that `start_accelerator` returned.
         checkpoints: Where checkpoints are written. None: no checkpoints.
+
+    Attributes:
+        learners: Name -> learner, without a base model that is trained with its readers.
+        base: The learner of that base model. None: there is none.
+        all_learners: All of them, the base last.
+        history: A row per learner and epoch, with all metrics.
+        importances: The rows of `FitResult.importances`.
+        best_results: Learner name -> validation results at its best epoch.
+        steps: Optimizer steps so far.
     """
 
     def __init__(
@@ -111,9 +120,9 @@ class Engine:
         self.all_learners = list(learners)
         self.learners = {learner.name: learner for learner in learners}
         self.base = self.learners.pop(BASE, None)
-        self.history: list[TableRow] = []  # a row per learner and epoch, with all metrics
-        self.importances: list[TableRow] = []  # see `FitResult.importances`
-        self.best_results: dict[str, Results] = {}  # learner name -> validation results at its best epoch
+        self.history: list[TableRow] = []
+        self.importances: list[TableRow] = []
+        self.best_results: dict[str, Results] = {}
         self.steps = 0
         self._accelerator, self._checkpoints = accelerator, checkpoints
         self._epoch, self._at = 0, 0
@@ -124,7 +133,7 @@ class Engine:
     def run(self) -> None:
         """Train to the end, from a checkpoint if `resume` is set; then load each learner's best weights (see `keep`).
 
-        An error leaves the weights as they are then.
+        Without `resume`, older checkpoints are removed first. An error leaves the weights as they are then.
 
         Raises:
             NotFiniteError: If a loss, gradient, weight or score becomes NaN or infinite.
@@ -153,7 +162,8 @@ class Engine:
     def _run_epoch(self, bar: tqdm) -> None:
         """Run the remaining steps of the current epoch, then score the learners and save a checkpoint.
 
-        `bar` is the progress bar over all steps. Errors are those of `run`.
+        `bar` is the progress bar over all steps. An epoch in which no learner is left has no steps, scores or
+        checkpoint. Errors are those of `run`.
         """
         steps = self.plan.epoch(self._epoch)
         groups = self.plan.groups
@@ -321,6 +331,7 @@ class Engine:
         """End an epoch of the base model and the readers that are trained with it; `scores` is reader name -> scores.
 
         The mean score of the readers decides whether the epoch is the best for all of them, and whether they all stop.
+        If the fusion of one reader begins a new training stage, the best scores of all learners start anew.
         """
         readers = [self.learners[name] for name in scores]
         signed = [scores[reader.name][reader.metric] * (-1 if reader.metric in LOWER else 1) for reader in readers]
@@ -355,7 +366,7 @@ class Engine:
     def _tracked(self) -> Iterator[None]:
         """Start the trackers with the run's options, and end them even after an error.
 
-        An open run of MLflow would make the next one fail.
+        Options that differ between learners are left out. An open run of MLflow would make the next one fail.
         """
         # in a run of MLflow that the caller has opened, this one is nested; two at one level would be an error
         self._accelerator.init_trackers("lamina", init_kwargs={"mlflow": {"nested_run": True}})

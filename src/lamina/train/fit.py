@@ -95,7 +95,8 @@ def fit(  # noqa: PLR0913
     other readers. In a bank with `train_base`, one best epoch and one stop hold for all; the readers' mean score
     decides them. The `info` of each trained reader is replaced, so its stored monitors are dropped. A whole model is
     trained with its own head; frozen parameters (`freeze_`) stay as they are. Under `torchrun`, every process computes
-    its shard of each step, and process 0 saves.
+    its shard of each step, and process 0 saves. Warnings name blank, repeated and cut texts, readers that may have
+    learnt little, and tasks whose "test" part was not scored.
 
     Args:
         bank_or_model: A bank; its readers without a task are not trained. Or a transformers model with a head for the

@@ -102,7 +102,10 @@ def check_count(op: str, grid: Mapping[str, Sequence[object]]) -> None:
 
 
 def keys_of(fusion: Config, head: Config) -> list[str]:
-    """Return every full key that a grid may have for readers with this fusion and head."""
+    """Return every full key that a grid may have for readers with this fusion and head.
+
+    The head's labels and problem type are not among them, because they follow from the task.
+    """
     parts = [f"fusion.{field.name}" for field in fields(fusion) if field.init]
     parts += [f"head.{field.name}" for field in fields(head) if field.init and field.name not in _TASK_FIELDS]
     return [METHOD, *parts, *READER_KEYS, *RUN_KEYS]
@@ -244,7 +247,10 @@ def _spec(reader: Reader, settings: Mapping[str, object], name: str, template: s
 
 
 def _shown(value: object) -> JSON:
-    """Return a grid's value as tables show it: configs as "Name(field=value)" without defaults, others as text."""
+    """Return a grid's value as tables show it: a config as "Name(field=value)" without its defaults.
+
+    Numbers, texts and None stay, lists are converted entry by entry, and any other value becomes text.
+    """
     if isinstance(value, list | tuple):
         return [_shown(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):

@@ -154,7 +154,10 @@ def group_tasks(
 def _inputs(
     tasks: Mapping[str, Task], names: Sequence[str], options: EncodeOptions, processor: Processor, encodings: Encodings
 ) -> Inputs:
-    """Return the encoded examples that the tasks `names` share, from `encodings` if they are there; else add them."""
+    """Return the encoded examples that the tasks `names` share, from `encodings` if they are there; else add them.
+
+    Examples with recorded states are not encoded: their states take the place of tokens.
+    """
     task = tasks[encoder_of(tasks, names)]
     kind, split = task.kind, task.split(options.part)
     how = replace(options, windows=kind.per_token, by_row=task.by_row, image_size=task.image_size)
@@ -194,8 +197,8 @@ def encoder_of(tasks: Mapping[str, KindedTask], names: Sequence[str]) -> str:
 def warn_of_texts(op: str, tasks: Iterable[Task]) -> None:
     """Log a warning for blank texts, and for texts of a validation or test split that are in the train split too.
 
-    Tasks over the same rows get one warning. Running text is left out, because it has blank and repeated lines; so are
-    images, audio and recorded states. In a distributed run only the first process logs.
+    Tasks over the same rows share their warnings. Left out are tasks without a train split, running text (it has blank
+    and repeated lines), images, audio and recorded states. In a distributed run only the first process logs.
 
     Args:
         op: The operation that trains, with which the warnings begin.
@@ -213,9 +216,9 @@ def warn_of_texts(op: str, tasks: Iterable[Task]) -> None:
 
 
 def _problems(texts: Mapping[str, Iterable[str]]) -> Iterator[str]:
-    """Yield a sentence for each split with blank texts, and for each other split with texts of the train split.
+    """Yield a sentence for each split that has blank texts, and for each that shares texts with the train split.
 
-    `texts` is split name -> texts without white space around them; one is "train".
+    `texts` is split name -> texts without white space around them; "train" is among the names.
     """
     train: set[int] = set()  # hashes take less memory than texts, and hardly two texts have the same
     for part in sorted(texts, key=lambda name: name != "train"):

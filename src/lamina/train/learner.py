@@ -136,9 +136,10 @@ class Learner:
         self.progress.done += 1
 
     def record(self, epoch: int, scores: dict[str, float]) -> bool:
-        """Process the scores after an epoch: keep the weights, lower the rate ("plateau"), set `progress.stopped`.
+        """Process the scores after an epoch: keep the weights, lower the rate ("plateau"), stop early.
 
-        Weights are kept if they are the best so far, or always with `keep` "last".
+        Weights are kept if they are the best so far, or always with `keep` "last". After too many epochs without a
+        better score (`early_stopping_patience`), `progress.stopped` becomes `epoch`.
 
         Args:
             epoch: Number of the epoch, from 0.
@@ -291,7 +292,7 @@ class ParameterGroup(TypedDict):
 
 
 def reader_groups(module: nn.Module, rate: float, options: FitOptions, op: str = "fit") -> list[ParameterGroup]:
-    """Return a reader's parameter groups with and without weight decay, with equal learning rates.
+    """Return a reader's parameter groups, the one with weight decay before the one without; their rates are equal.
 
     Frozen parameters are in no group, and a group without parameters is left out.
 
@@ -415,8 +416,8 @@ def learning_rates(model: PreTrainedModel, options: FitOptions, rate: float) -> 
 
     Args:
         model: The model.
-        options: Options of the run; `layer_decay` and `layer_rates` are used. In the latter, "inserted"
-            counts for inserted layers whatever selectors say.
+        options: Options of the run; `layer_decay` and `layer_rates` are used. For inserted layers, the rate of
+            "inserted" replaces those of selectors.
         rate: Learning rate of the top block and of parameters outside the layers.
 
     Raises:

@@ -146,8 +146,8 @@ class ModelRunner(Runner):
     def _fit_padding(self) -> None:
         """Write the tokenizer's padding token into the model's config if that names none.
 
-        A classifier such as Llama's reads the last token of a text, and finds it by this entry. Other kinds of task do
-        not use it.
+        A classifier such as Llama's reads the last token of a text, and finds it by this entry. For other kinds of task
+        nothing is written.
         """
         token = getattr(tokenizer_of(self.processor), "pad_token_id", None)
         if token is not None and self.kind.has_classes and not self.kind.per_token:
@@ -191,10 +191,10 @@ class ModelRunner(Runner):
             _reset(config, before)
 
     def _warn_of_order(self, names: Sequence[str]) -> None:
-        """Log which label each class of the head is taken as, if `names`, those of the head, are LABEL_0, LABEL_1, ...
+        """Log which label each class of the head is taken as, if the head's class `names` are LABEL_0, LABEL_1, ...
 
-        Labels that are the numbers or names of these classes, and the single output of a regression, leave no doubt. If
-        there are more labels than classes, or fewer, nothing is logged: a kind of task may use its labels otherwise.
+        Nothing is logged if the task's labels are these names or 0, 1, ...; if there is a single label; or if there are
+        more labels than classes, or fewer, because a kind of task may use its labels otherwise.
         """
         labels = list(self.task.labels)
         count = len(labels)
@@ -238,7 +238,10 @@ class ModelRunner(Runner):
         return UnfitHeadError(f"{self.op}: {got}. {hint}.")
 
     def _no_head(self, reason: str) -> ConfigError:
-        """Return the UnfitHeadError for a model without a head for the task; the message quotes `reason`."""
+        """Return the UnfitHeadError for a model without a head for the task; the message quotes `reason`.
+
+        If the config has `return_dict=False`, the message blames that instead.
+        """
         name, reason = type(self.model).__name__, reason.rstrip(".")
         if getattr(self.model.config, "return_dict", True) is False:
             got = f"{name} fails with return_dict=False in its config ({reason}); its outputs are read by name"
@@ -272,7 +275,7 @@ class ModelRunner(Runner):
         """Return a list with one item: the loss of the model's own head for a batch.
 
         Only rows with a label count. If there are none, the loss is 0, because the mean over no labels would be NaN.
-        A batch whose rows all have labels is passed on as it is.
+        `states` are ignored.
         """
         del states
         (name,) = names
@@ -299,7 +302,8 @@ class ModelRunner(Runner):
         """Return learner name -> the model's outputs for a batch, in the form that its kind of task expects.
 
         If `labels` is None, these are the outputs for a prediction, else those from which the loss is computed; the
-        values of `labels` do not count. `states` is ignored.
+        values of `labels` do not count. `states` is ignored. For "predict", the tokenizer's padding token is written
+        into the model's config if that names none (see `_fit_padding`).
 
         Raises:
             ConfigError: If the model cannot read images of this size, or needs a padding token and there is none.
@@ -346,7 +350,9 @@ _PROBLEM_TYPES = {"regression": "regression", "multi_label_classification": "mul
 def task_of(model: PreTrainedModel, kind: str | None = None, op: str = "predict") -> TaskOutline:
     """Return the `TaskOutline` (kind, problem type and labels, no data) of the task that a model's head is for.
 
-    The kind follows from the model's class, the problem type and the labels from its config.
+    The kind follows from the model's class, the problem type and the labels from its config. A kind without classes has
+    no labels. A problem type that the config lacks, or the kind does not have, is the kind's first; for a head with a
+    single label it is "regression", if the kind has that.
 
     Args:
         model: A model with a head.

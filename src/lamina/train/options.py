@@ -87,7 +87,7 @@ class PassOptions(BaseModel):
 
     @classmethod
     def of(cls, given: Mapping[str, object], op: str = "fit") -> Self:
-        """Build the options from a mapping, such as a recipe's. `op` and the errors are those of `checked`."""
+        """Build the options from a mapping, such as a recipe's; raise UnknownNameError or ConfigError as `checked`."""
         return cls.checked(op, **given)
 
     @classmethod
@@ -108,10 +108,9 @@ class PassOptions(BaseModel):
         return ConfigError(f"{op}: {name} is {value!r}; it must be {rule}.")
 
     def check_kinds(self, op: str, kinds: Collection[Kind]) -> None:
-        """Raise ConfigError, about the operation `op`, if an option is set that has no effect on tasks of these kinds.
+        """Raise ConfigError, about the operation `op`, if an option is set that has no effect; see `without_effect`.
 
-        `prefix` (text in front of every source) must be allowed by all kinds; for other options it is enough if one
-        kind uses them.
+        `prefix` (text in front of every source) must be allowed by all of `kinds`.
         """
         for kind in kinds:
             if self.prefix and not kind.takes_prefix:
@@ -122,7 +121,8 @@ class PassOptions(BaseModel):
     def without_effect(self, kinds: Collection[Kind]) -> Iterator[tuple[str, str]]:
         """Yield (name, reason) of options that are set but have no effect, given other options or the tasks' kinds.
 
-        The reason is the end of a sentence.
+        An option is set if its value is not the default. It is enough if one kind uses it. Without kinds, options are
+        only compared with each other. The reason is the end of a sentence.
         """
         for name in filter(self._is_set, ("max_target_length", "num_beams")):
             if kinds and not any(kind.generates for kind in kinds):
@@ -240,7 +240,7 @@ class FitOptions(PassOptions):
             raise ConfigError(f"{op}: {name} is {getattr(self, name)!r}; {where} has no use for it.")
 
     def without_effect(self, kinds: Collection[Kind]) -> Iterator[tuple[str, str]]:
-        """Yield (name, reason) of options that are set but have no effect; see `PassOptions.without_effect`."""
+        """Yield what `PassOptions.without_effect` yields, and `warmup_ratio` if it and `warmup_steps` are set."""
         yield from super().without_effect(kinds)
         if self._is_set("warmup_ratio") and self.warmup_steps is not None:
             yield "warmup_ratio", "and warmup_steps is set too; only one can be set. Leave one out"
@@ -254,7 +254,7 @@ class FitOptions(PassOptions):
         return replace(options, seed=self.seed, augment=self.augment)
 
     def all_trackers(self) -> list[str]:
-        """Return the names of the trackers that receive the scores. The option `tensorboard` adds TensorBoard."""
+        """Return the names of the trackers that receive the scores, each once; `tensorboard=True` adds TensorBoard."""
         return list(dict.fromkeys([*(["tensorboard"] if self.tensorboard else []), *self.trackers]))
 
     @property
@@ -280,6 +280,8 @@ _BASE_ONLY = ("layer_decay", "layer_rates", "base_learning_rate")  # options of 
 
 def per_reader(value: T | Mapping[str, T], names: list[str], option: str) -> dict[str, T]:
     """Return reader name -> value of an option. `value` is one value for all readers, or a mapping with one for each.
+
+    `names` are all readers, and `option` is the option's name, for messages.
 
     Raises:
         UnknownNameError: If the mapping names a reader that is not among `names`.

@@ -158,7 +158,7 @@ class Plan:
         return min(self.epochs[name] * self._per_epoch[name], self._limit)
 
     def epoch(self, epoch: int) -> list[Step]:
-        """Return the steps of one epoch (from 0), in order."""
+        """Return the steps of one epoch (from 0), in order; [] once all learners have ended."""
         streams = []
         for number, group in enumerate(self.groups):
             if self.active(number, epoch):

@@ -232,8 +232,8 @@ def _warn_of_few_rows(op: str, scored: Mapping[str, Task], options: FitOptions, 
     """Log a warning for each task whose best epoch is chosen by fewer than 8 labelled validation rows.
 
     With few rows, many epochs have the same score, and the first of these counts as the best. Only rank 0 warns, and
-    only if the best epoch is kept. Tasks that are not in `several` (with several epochs), and those whose metric is
-    perplexity, are left out. `op` begins the message.
+    only if the best epoch is kept. Left out are tasks that are not in `several` (with several epochs), and those whose
+    metric is perplexity or the mean absolute error. `op` begins the message.
     """
     for name, task in scored.items() if options.keep == "best" and not rank() else ():
         rows = len(task.split("validation")) - task.split("validation").unlabelled
@@ -297,7 +297,7 @@ def _first_ten(names: Sequence[str]) -> str:
 
 
 def _warn_of_separate_passes(op: str, tasks: Mapping[str, Task]) -> None:
-    """Log a warning if tasks have the same rows in total, but divided differently into train and validation splits.
+    """Log a warning if tasks have the same texts in total, but divided differently into train and validation splits.
 
     Such tasks cannot share passes of the model. `op` begins the message. Only rank 0 logs.
     """
@@ -400,9 +400,9 @@ def _keep_learnt(runner: Runner, groups: Sequence[Group]) -> None:
 def _record_training(engine: Engine) -> None:
     """Replace the `info` of each trained reader by what it was trained on, and its scores.
 
-    The facts that `Kind.learnt` found stay, and `WATCHES`; stored monitors that use the reader do not. Each reader also
-    records the processor's facts (`record_inputs`). The location from which a trained base or whole model was loaded is
-    cleared, because the weights there are now different.
+    The facts that `Kind.learnt` found and `WATCHES` stay. Monitors and cascades that use the reader are dropped. Each
+    reader also records the processor's facts (`record_inputs`). The location from which a trained base or whole model
+    was loaded is cleared, because the weights there are now different.
     """
     options = engine.options
     if engine.runner.base in engine.runner.modules:
@@ -469,7 +469,7 @@ def _result(
     seconds: float,
     folder: Path | None,
 ) -> FitResult:
-    """Return the result of a run.
+    """Return the result of a run. Learners whose best epoch precedes a resumed run's checkpoint are scored again.
 
     `test` has the scores on the test split, `seconds` the duration, and `folder` is where the target is saved, or None.
     """
@@ -497,9 +497,8 @@ def _result(
 def _baselines(engine: Engine) -> Scores:
     """Return learner name -> scores of the best constant prediction on the validation split.
 
-    A learner's dict has the prediction itself as "always", and metric -> score.
-
-    Learners of kinds without such a prediction are left out.
+    A learner's dict has the prediction itself as "always", and metric -> score. Learners of kinds without such a
+    prediction are left out.
     """
     baselines: Scores = {}
     for group in engine.validation:
