@@ -24,11 +24,12 @@ _NOT_ACCEPTED = ("reject", "ignore")  # compared one by one, because a cell may 
 def skipped_rows(table: Table, spec: ColumnSpec) -> set[int]:
     """Return the indices of rows whose label was rejected or skipped, or is not there yet.
 
-    There are two kinds. Rows of Prodigy have "reject" or "ignore" in a column "answer". That column counts only if all
-    its cells are "accept", "reject", "ignore" or missing, `spec` does not read it, and the table has another column of
-    Prodigy, such as "_input_hash", or a label that is a list of objects (spans); else it may be a label such as that of
-    loans. Rows of Label Studio have an empty list of annotations; an empty list counts only if another cell of the
-    label column is a list of annotations, which are objects with the key "result".
+    Rows of Prodigy have "reject" or "ignore" in a column "answer". That column counts only if `spec` does not read it,
+    all its cells are "accept", "reject", "ignore" or missing, and the table has another column of Prodigy, such as
+    "_input_hash", or a label that is a list of objects (spans). Otherwise it may be about loans.
+
+    Rows of Label Studio have an empty list as label. It counts only if another label is a list of annotations, which
+    are objects with the key "result".
     """
     skipped, cells = set[int](), table.cells(spec.label)
     read = {str(column) for column in (spec.text, spec.text_pair, spec.label)}
@@ -43,7 +44,10 @@ def skipped_rows(table: Table, spec: ColumnSpec) -> set[int]:
 
 
 def kept_rows(table: Table, spec: ColumnSpec, *, texts: bool = False) -> list[int]:
-    """Return the indices of the rows that stay in a task, with a label or masked; arguments: see `labels.labelled`."""
+    """Return the indices of the rows that stay in a task, with a label or masked, as `labels.labelled` decides.
+
+    `texts` says whether labels are texts to generate.
+    """
     is_drop, labels = spec.missing_labels == "drop", () if texts else spec.labels or ()
     skipped = skipped_rows(table, spec) if is_drop or spec.missing_labels is None else set[int]()
     cells = enumerate(table.cells(spec.label))
@@ -51,7 +55,7 @@ def kept_rows(table: Table, spec: ColumnSpec, *, texts: bool = False) -> list[in
 
 
 def kept_table(table: Table, spec: ColumnSpec, count: int) -> Table | None:
-    """Return the rows of a table that stay in its task, if these are the `count` examples that were made; else None."""
+    """Return the rows of a table that stay in its task; None if their number is not `count`, that of its examples."""
     if spec.kind.has_classes and count < len(table):
         table = table.select_rows(kept_rows(table, spec))
     return table if count == len(table) else None

@@ -177,11 +177,11 @@ class LazyAudio(LazyFile):
         return info
 
     def _whole(self) -> Path | BytesIO:
-        """Return the file as `source` does; of a WAV file whose header says 0 bytes of samples, a copy that has them.
+        """Return the file as `source` does.
 
-        The samples of that copy reach to the end of the file.
-        Raises DataError if the file is shorter than its header says, or the last page of an Ogg file is cut off;
-        libsndfile reports neither.
+        If a WAV file's header says 0 bytes of samples, return a copy in memory, in which they reach to the end of the
+        file. Raises DataError if the file cannot be read, is shorter than its header says, or is an Ogg file whose last
+        page is cut off; libsndfile reports neither of the last two.
         """
         source = self.source()
         with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:

@@ -71,8 +71,8 @@ class TaskOutline:
         kind: The kind of task. If its name is passed, the kind is looked up.
         problem_type: One of the kind's problem types, such as "classification".
         labels: Class names in the order of their ids.
-        rows: Split name -> number of examples, for estimates. "train" counts one repeat of a subsample.
-        tokens: Mean tokens of an example, for estimates.
+        rows: Split name -> number of examples, for estimates; {} if unknown. "train" counts one repeat of a subsample.
+        tokens: Mean tokens of an example, for estimates; 0 if unknown.
         by_row: For language modelling, whether each row is read alone. False: rows are joined and cut into blocks.
         image_size: Width and height of images in pixels; None: the size that the image processor has.
         pairs: Whether each example is a pair of texts.
@@ -126,10 +126,11 @@ class ColumnSpec:
         text_pair: Column of the second text of a pair. None: single texts.
         labels: Class names in the order of their ids. None: those that the data declare, or that the train split has.
         problem_type: One of the kind's problem types. None: inferred from the labels.
-        missing_labels: What to do with rows without a label: "error", "drop" or "mask". For tags also "ignore": as
-            "error", but a row with a span that is not in its text, or that tags cannot mark, is kept without labels.
-            None: "mask" if the kind allows it and another column looks like labels (see `stratify.label_columns`),
-            otherwise "error". `EvaluateOnly.MASK_NULLS`: only from `evaluate`.
+        missing_labels: What to do with rows without a label: "error" (raise DataError), "drop" (leave them out) or
+            "mask" (keep them, without loss and score). For tags also "ignore": as "error", but a row with a span that
+            is not in its text, or that tags cannot mark, is kept without labels. None: "mask" if the kind allows it and
+            another column looks like labels (see `stratify.label_columns`), otherwise "error".
+            `EvaluateOnly.MASK_NULLS`: only from `evaluate`.
         by_row: For language modelling, whether each row is read alone. False: rows are joined and cut into blocks.
         stratify: Whether a validation split that is cut from the train split keeps the share of each class.
         separator: The sign between class names in one cell, for "multi_label". None: found from the column.
@@ -209,7 +210,7 @@ class GenerationOptions:
     Attributes:
         max_target_length: Maximum tokens of a generated text.
         num_beams: Number of beams. 1: greedy decoding.
-        length_penalty: Exponent of the length in beam search; above 0 favours longer texts.
+        length_penalty: Exponent of the length in beam search; above 0 favours longer texts. Unused with one beam.
     """
 
     max_target_length: int = 128
@@ -275,22 +276,12 @@ InputsT = TypeVar("InputsT", bound=Inputs)
 
 
 class Kind(ABC, Generic[InputsT]):
-    """A kind of task, such as sequence classification. A subclass implements three methods; all others have a default.
+    """A kind of task, such as sequence classification.
 
-    There is one object per kind, without state; `lamina.tasks.kind_of` returns it by name. A subclass sets `name`,
-    `problem_types` and `auto_class`. It sets other class attributes only if their default does not fit.
-
-    **Reading**: from files or rows to a `Split` of examples with labels. Required: `build`. Defaults: `read`,
-    `from_rows`, `examples`, `metrics`, `further_metrics`, `row_classes`.
-
-    **Encoding**: from examples to batches, and what a model needs to read them. Required: `encode`. Defaults:
-    `targets`, `learnt`, `length_limit`, `truncated`, `batch_size`, `model_rows`; and for whole models with a head of
-    their own `configure`, `fit_processor`, `model_problem`, `output_problem`, `model_labels`.
-
-    **Answering**: from outputs to scores and predictions. Required: `results`. Defaults: `outputs`, `predict_outputs`,
-    `answers`.
-
-    `TextClassKind` implements all but `build`, for kinds that classify texts.
+    There is one object per kind, without state; `lamina.tasks.kind_of` returns it by name. A subclass implements
+    `build`, `encode` and `results`; all other methods have a default. It sets `name`, `problem_types` and `auto_class`,
+    and other class attributes only if their default does not fit. `TextClassKind` implements all but `build`, for kinds
+    that classify texts.
 
     Attributes:
         name: The kind's name in tasks, recipes, files and on the command line, and the name of its reader's head.
@@ -385,7 +376,7 @@ class Kind(ABC, Generic[InputsT]):
 
         Args:
             source: Path of the file.
-            spec: Which columns to read.
+            spec: The columns that the user named. Kinds of files, and those that read pairs, use them.
             header: Column names, if the file has no header. None: it has one.
 
         Raises:
@@ -402,8 +393,8 @@ class Kind(ABC, Generic[InputsT]):
     def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[object]], spec: ColumnSpec) -> Table:
         """Return rows in memory as a table: `rows` is a dataset, or a mapping of columns of equal length.
 
-        Class ids in a dataset become class names. `name` is the table's name in messages. Only kinds that read files
-        use `spec`.
+        Class ids in a dataset become class names. `name` is the table's name in messages, which count rows from 1.
+        Only kinds that read files use `spec`.
         """
         if isinstance(rows, Mapping):
             return Table(name, dict(rows), range(1, len(next(iter(rows.values()), ())) + 1))
@@ -494,6 +485,8 @@ class Kind(ABC, Generic[InputsT]):
     ) -> tuple[int, int]:
         """Estimate the number of rows that a model reads, and the tokens per row, without data or a loaded model.
 
+        By default they are `rows`, and `tokens` rounded but at most `max_length`; the other arguments are not used.
+
         Args:
             rows: Number of examples.
             tokens: Mean tokens of an example.
@@ -567,7 +560,7 @@ class Kind(ABC, Generic[InputsT]):
 
 
 def as_output(model: PreTrainedModel) -> dict[str, bool]:
-    """Return keyword arguments that make the model return an object: `return_dict=True`, or {} if its config does."""
+    """Return arguments with which the model returns an object: `return_dict=True`, or {} if its config says so."""
     return {} if getattr(model.config, "return_dict", True) else {"return_dict": True}
 
 

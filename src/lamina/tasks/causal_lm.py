@@ -113,10 +113,9 @@ class CausalLMKind(lm.LanguageModelingKind):
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> CausalInputs | TextInputs:
         """Return blocks or rows of tokens with the next tokens as labels; see `Kind.encode`.
 
-        In pairs and chats, only tokens of replies have labels. For prediction (`options.part` "predict"), rows have
-        no labels, and long texts lose their start. Raises ConfigError if the processor has no tokenizer, or if replies
-        are learnt with a slow one, which cannot tell where they are; and for chats if there is
-        no chat template or it fails.
+        In pairs and chats, only tokens of replies have labels. For prediction (`options.part` "predict"), rows have no
+        labels, and long texts lose their start. Raises ConfigError if the processor has no tokenizer, if replies are
+        learnt with a slow one, which cannot tell where they are, or if chats have no chat template or it fails.
         """
         processor = check_tokenizer(processor)
         has_chats = len(split) > 0 and isinstance(split.texts[0], Chat)

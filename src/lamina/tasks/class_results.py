@@ -28,7 +28,7 @@ RowScore: TypeAlias = Callable[[Tensor, bool], Mapping[str, float]]
 
 
 class ClassAnswer(TypedDict):
-    """The prediction for an example with exactly one class; "score" is the probability of the class "label"."""
+    """The prediction for an example with exactly one class: `label`, its probability `score`, and those of all."""
 
     label: str
     score: float
@@ -98,7 +98,7 @@ class ClassResults(Results[Tensor, Answer]):
         return self.logits[present], targets[present]
 
     def baseline(self, metrics: Sequence[str]) -> tuple[str, dict[str, float]] | None:
-        """Return the best constant prediction by the first metric, and metric -> score of the one best by this metric.
+        """Return the constant prediction that is best by the first metric, and metric -> best score of any of them.
 
         Errors as in `scores`; see `_constant`.
         """
@@ -202,7 +202,9 @@ def _constants(metrics: Sequence[str], targets: Tensor, task: TaskLike) -> dict[
     """Return the best constant answers as texts, each with the metrics by which it is best and its logits.
 
     The logits are `[rows, classes]`. The first answer is that of the first metric. `targets` has no missing label.
+    Raises DataError if it has no label at all, and ConfigError if it is not clear which class is positive for "f1".
     """
+    score.check_rows(targets, targets)
     found: dict[str, tuple[list[str], Tensor]] = {}
     for metric in metrics:
         answer, logits = _constant(metric, targets, task)
@@ -213,9 +215,8 @@ def _constants(metrics: Sequence[str], targets: Tensor, task: TaskLike) -> dict[
 def _constant(metric: str, targets: Tensor, task: TaskLike) -> tuple[str, Tensor]:
     """Return the answer that scores best by a metric if it is given for all rows, as text and logits `[classes]`.
 
-    It is the mean or the most frequent class; but if the metric is "f1", which gives 0 to answers without a positive
-    label, the positive of two classes, or the labels with the highest F1. If several labels are scored by another
-    metric, it is their most frequent combination. `targets` has no missing label.
+    It is the mean of a regression, the most frequent class, or the most frequent combination of labels; but for "f1",
+    the positive one of two classes, or the combination of labels with the highest F1. No label in `targets` is missing.
     """
     if task.problem_type == "regression":
         mean = targets.double().mean()
@@ -346,7 +347,7 @@ class Comparison(TypedDict):
     Attributes:
         rows: Number of rows that were scored.
         always: The constant prediction, as text: the mean or the most frequent class, combination of labels or tag. If
-            the task's first metric is "f1", it is the positive one of two classes or the labels with the highest F1.
+            the task's first metric is "f1", it is the positive one of two classes, or the labels with the highest F1.
         baseline: Metric -> score of the constant prediction that is best by this metric.
         interval: Metric -> ends of the 95 % interval of the reader's own score: a percentile bootstrap over rows.
         verdict: None if the reader is better by the first metric in `interval`: the 95 % interval of the difference on
@@ -364,6 +365,8 @@ class Comparison(TypedDict):
 
 def compare(metrics: Sequence[str], rows: int, always: str, score: RowScore) -> Comparison:
     """Return how predictions compare with the best constant predictions, by a bootstrap over rows.
+
+    The 1,000 resamples (fewer for many rows, but at least 200) are the same in each call.
 
     Args:
         metrics: The metrics, at least one. The first of them that `score` returns decides the verdict.

@@ -296,7 +296,7 @@ class FileKind(ClassKind[InputsT]):
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """Make the examples of every split: files, which are not opened, with class ids (`IGNORED` without a label).
 
-        See `Kind.build` for arguments, result and errors.
+        See `Kind.build` for arguments, result and errors; ConfigError also if files and labels are one column.
         """
         column = self.column(spec)
         check_columns(replace(spec, text=column), tables.values())

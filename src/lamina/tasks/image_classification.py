@@ -161,6 +161,10 @@ class ImageInputs:
         augment: Whether to augment the images.
         seed: Seed of the augmentation.
         scale: Smallest and largest fraction of an image's area that a random crop covers.
+
+    Attributes:
+        target: The size of the outputs.
+        lengths: 1 for each image.
     """
 
     uncacheable = "the inputs are images; only texts are cached"
@@ -187,7 +191,7 @@ class ImageInputs:
 
     @property
     def digest(self) -> str:
-        """A hash of the names and sources of all images."""
+        """A hash of all images in their order; files count by their names and paths."""
         return self._split.key
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:

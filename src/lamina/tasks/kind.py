@@ -102,11 +102,11 @@ class ClassKind(Kind[InputsT]):
     logits_axes: ClassVar[int] = 2
 
     def configure(self, config: PreTrainedConfig, task: TaskLike) -> None:
-        """Write the task's class names into the config of a model with a new head.
+        """Write the task's class names into the config of a model with a new head, in place.
 
-        A head counts as new if its classes are named LABEL_0, LABEL_1 and so on. Raises ConfigError, whose message
-        names no operation, if the head has another number of classes, or already has other class names or another order
-        (case does not count).
+        A head counts as new if its classes are named LABEL_0, LABEL_1 and so on. A head that has the task's names in
+        the task's order (case does not count) stays as it is. Raises ConfigError, whose message names no operation, for
+        any other head; the config is then unchanged.
         """
         count = len(task.labels)
         shown = f"{', '.join(task.labels[:5])}{' ...' if count > 5 else ''}"
@@ -127,7 +127,7 @@ class ClassKind(Kind[InputsT]):
             raise ConfigError(f"{got}, in this order. {hint}")
 
     def output_problem(self, outputs: HasLogits, task: TaskLike) -> str | None:
-        """Return why the model's logits do not have one score per label of the task, as text; None if they do."""
+        """Return why the logits do not have `logits_axes` axes and one score per label, as text; None if they do."""
         shape = list(outputs.logits.shape)
         fits = len(shape) == self.logits_axes and shape[-1] == len(task.labels)
         return None if fits else f"it gives logits of the shape {shape}"
@@ -157,7 +157,8 @@ class TextInputs(CacheableWindows):
         With `options.windows`, they are cut into windows instead, and the character range of each token is kept.
 
         Raises:
-            ConfigError: If the processor has no tokenizer, or an option does not fit; see `lamina.data.encode.encode`.
+            ConfigError: If the processor has no tokenizer, `max_length` leaves no room for text, or windows are wanted
+                and the tokenizer is slow or `stride` does not fit.
         """
         processor = check_tokenizer(processor)
         return cls(options.encode_texts(split.texts, processor, windows=options.windows), processor)
@@ -176,9 +177,9 @@ class TextClassKind(ClassKind[EncodedInputs]):
     """Base class of kinds that classify texts or pairs of texts. A subclass implements only `build`."""
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> TextInputs:
-        """Tokenise a split as `TextInputs.of` does, with its errors; kinds that label tokens always use windows.
+        """Tokenise a split as `TextInputs.of` does, with its errors. Kinds that label tokens always use windows.
 
-        Logs a warning if `stride` is set, but texts of the train split are truncated.
+        Logs a warning if texts of the train split are truncated although `stride` is set.
         """
         processor, windows = check_tokenizer(processor), options.windows or self.per_token
         encoded = options.encode_texts(split.texts, processor, windows=windows)

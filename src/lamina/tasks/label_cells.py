@@ -319,8 +319,8 @@ def _json_or_literal(text: str) -> object:
 def _literal(text: str) -> object:
     """Return the list, tuple or set that a text spells in Python; None if it does not spell one.
 
-    Strings side by side, which Python would join, are no list: NumPy prints ['art' 'sport']. Raises RepeatedKeyError if
-    a dict in the list has a key twice. A text that is too long for Python's parser is not read.
+    Strings side by side, which Python would join, are no list: NumPy prints ['art' 'sport']. A text of more than 2**16
+    characters is no list either. Raises RepeatedKeyError if a dict in the list has a key twice.
     """
     if len(text) > _LONGEST_LIST:
         return None

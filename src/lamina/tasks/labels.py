@@ -59,9 +59,9 @@ def with_labels(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Tabl
     """Return the tables without the splits whose labels are secret, as in published test sets; a warning names these.
 
     A split other than "train" is left out if it has no column with the label's or a similar name, but "train" has one
-    (without "train": another split). A split whose labels are all empty or -1 is left out too, except if -1 is a class
-    (in `spec.labels` or in "train"), or if no split would be left. Any other split beside "train" that lacks the column
-    raises DataError.
+    (or, without "train", another split). A split whose labels are all empty or -1 is left out too, except if -1 is a
+    class (in `spec.labels` or in "train"), or if no split would be left. Raises DataError if any other split beside
+    "train" lacks the column.
     """
     others = {part: table for part, table in tables.items() if part != "train" and len(tables) > 1}
     lacking = {part for part, table in others.items() if not _has_like(table, str(spec.label))}
@@ -172,7 +172,11 @@ def _warn_of_missing(
 
 
 def _no_label(table: Table, row: int, spec: ColumnSpec, cell: object, *, is_skipped: bool) -> DataError:
-    """Return the DataError for a row whose label `cell` is missing. A text such as "NA" is quoted; it may be a name."""
+    """Return the DataError for the row with the number `row`, whose label `cell` is missing.
+
+    A text such as "NA" is quoted, as it may be a name. `is_skipped` says that the row's annotator rejected, skipped or
+    did not finish it.
+    """
     got, hint = f"has no label in column '{spec.label}'", "Give missing_labels='drop' to leave such rows out"
     cells, is_open = table.cells(spec.label), spec.problem_type is None and "multi_label" in spec.kind.problem_types
     if "mask" in spec.kind.missing:
@@ -379,10 +383,13 @@ def as_lists(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
 
     A cell with text holds a list in JSON or Python, or names with a separator between them. The separator is
     `spec.separator`. If it is None, and only one of the signs `,` `;` `|` occurs in the column, that sign is the
-    separator. If several occur, it is the sign that divides all texts into names of `spec.labels`. A warning is logged
-    if all cells are texts with at most one label, or if each is a list with one and `spec.problem_type` is None. Raises
-    DataError if the column is missing, `label_cells.parts` cannot read a cell, all labels are texts such as "010", or
-    several signs occur and `spec.labels` does not decide.
+    separator. If several occur, it is the sign that divides all texts into names of `spec.labels`. A blank text becomes
+    [] (no class), or [None] (a missing label) if the user set `missing_labels` and the problem type "multi_label". A
+    warning is logged if all cells are texts with at most one label, or if each is a list with one and
+    `spec.problem_type` is None.
+
+    Raises DataError if the column is missing, `label_cells.parts` cannot read a cell (such as a mapping, or a list in a
+    list), all labels are texts such as "010", or several signs occur and `spec.labels` does not decide.
     """
     tables, labels = with_labels(tables, spec), frozenset(spec.labels or ())
     separator = spec.separator or _separator(tables, spec.label, labels)
@@ -439,10 +446,12 @@ def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] 
     """Return the number of classes if a column's lists are 0 and 1 per class; None if they hold names or ids.
 
     Lists count as 0 and 1 per class if all entries are 0 or 1 and all lists have the same length: the length of
-    `labels`, or at least 2 if `labels` is None. DataError is raised if only some lists are like that, and a list of 0
-    and 1 cannot hold ids. A list cannot hold ids if it has bools, or if it has 0 or 1 twice and an entry per label. A
-    list of another length that has 0 or 1 twice can only hold ids if its table has (a) a list with a single entry or
-    with entries other than 0 and 1, and (b) lists of several lengths, or none with an entry per label.
+    `labels`, or at least 2 if `labels` is None.
+
+    Raises DataError if only some lists are like that, and a list of 0 and 1 cannot hold ids. It cannot if it has bools,
+    or if it has 0 or 1 twice and an entry per label. With 0 or 1 twice and another length, it can only hold ids if its
+    table has (a) a list with a single entry or with entries other than 0 and 1, and (b) lists of several lengths, or
+    none with an entry per label.
     """
     width, sure = None if labels is None else len(labels), False
     other: tuple[Table, int, Sequence[object]] | None = None  # the first list that is not 0 and 1 per class

@@ -68,8 +68,8 @@ class LazyFile(ABC):
     def of(cls, name: str, entry: object) -> Self:
         """Return a file made from a path, bytes, a mapping with either (as in `datasets`), or another object.
 
-        In a mapping, "array" counts first, then "bytes", then "path". Raises the errors of `of_object`, and TypeError,
-        with a text that begins with a verb, if `entry` has an unknown form.
+        In a mapping, "array" counts first, then "bytes" (also as a text in Base64), then "path". Raises DataError if
+        values cannot be used, and TypeError, with a text that begins with a verb, if `entry` has an unknown form.
 
         Args:
             name: Name of the file in messages, unless `entry` is itself a path.
@@ -177,9 +177,9 @@ def from_base64(text: str) -> bytes:
 
 
 def beside(folder: Path | None, entry: object) -> object:
-    """Return a cell with `folder` (None: unchanged) before its path: a string, or "path" in a mapping without bytes.
+    """Return a cell with `folder` before its path, which is a string, or "path" in a mapping without bytes.
 
-    URLs stay, and so does a path if there is a file at it but not in `folder`.
+    Other cells and URLs stay. So does a path if there is a file at it but not in `folder`. If that is None, all stay.
     """
     if folder is not None and isinstance(entry, Mapping) and "path" in entry and entry.get("bytes") is None:
         return {**entry, "path": beside(folder, entry["path"])}

@@ -1,7 +1,7 @@
 """How good predictions are: one number per metric, and a table per class.
 
 A score that is undefined, such as the correlation with a constant, is 0 and never NaN. Every `score_...` function
-returns metric -> score, in the order of the names that are passed.
+returns metric -> score, in the order of the names that are passed. `require_metrics` checks the packages for them.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def score_classes(
             class is left out of "macro_f1", the mean over classes. A bootstrap passes the F1 over the whole sample,
             because a resample may lack some classes. None: NaN for all.
     """
-    _check_rows(predictions, targets)
+    check_rows(predictions, targets)
     right, true, predicted = _class_counts(predictions, targets, classes)
     f1 = 2 * right / (true + predicted)  # NaN for a class that does not occur
     macro_f1 = (f1 if absent_f1 is None else torch.where(f1.isnan(), absent_f1, f1)).nanmean()
@@ -187,7 +187,7 @@ def score_ranking(metrics: Sequence[str], scores: Tensor, targets: Tensor) -> di
 
     `scores` are `[rows]`, higher for the positive class; `targets` are 1 for a positive row and 0 for a negative one.
     """
-    _check_rows(scores, targets)
+    check_rows(scores, targets)
     positive = targets.bool()
     known = {
         "auroc": lambda: _auroc(scores, positive),
@@ -232,7 +232,7 @@ def score_multi_label(metrics: Sequence[str], predictions: Tensor, targets: Tens
     `predictions` and `targets` are 0 and 1 `[rows, classes]`; `metrics` names one or both. Raises UnknownNameError for
     other metrics, and DataError without rows or if the numbers of rows differ.
     """
-    _check_rows(predictions, targets)
+    check_rows(predictions, targets)
     predicted, true = predictions.bool(), targets.bool()
     known = {
         "accuracy": lambda: (predicted == true).all(-1).double().mean(),
@@ -248,7 +248,7 @@ def score_numbers(metrics: Sequence[str], predictions: Sequence[float], targets:
     error, at most exp(700) and also exp(700) if a row has NaN or infinity. Raises UnknownNameError for other metrics,
     and DataError without rows or if the numbers of rows differ.
     """
-    _check_rows(predictions, targets)
+    check_rows(predictions, targets)
     both = [torch.as_tensor(rows, dtype=torch.float64).reshape(-1) for rows in (predictions, targets)]
     varies = all(bool((row != row[0]).any()) and bool(row.isfinite().all()) for row in both)
     known = {
@@ -294,7 +294,7 @@ def score_texts(metrics: Sequence[str], predictions: Sequence[str], references: 
     Source:
         Lin 2004, aclanthology.org/W04-1013. Post 2018, arXiv:1804.08771. Popović 2015, aclanthology.org/W15-3049.
     """
-    _check_rows(predictions, references)
+    check_rows(predictions, references)
     texts = list(predictions), list(references)
     known = {
         **{name: partial(_rouge, name, *texts) for name in ("rouge1", "rouge2", "rougeL")},
@@ -389,7 +389,7 @@ def named_scores(metrics: Sequence[str], known: Mapping[str, Callable[[], Tensor
     return {name: score if math.isfinite(score) else 0.0 for name, score in scores.items()}
 
 
-def _check_rows(predictions: Sized, targets: Sized) -> None:
+def check_rows(predictions: Sized, targets: Sized) -> None:
     """Raise DataError if there are no targets, or if there is not one prediction per target."""
     if len(predictions) != len(targets):
         raise DataError(f"metrics: {len(predictions)} predictions for {len(targets)} targets; every row has both.")
@@ -457,7 +457,7 @@ def _of_corpus(name: str, predictions: list[str], references: list[str]) -> floa
 
 def _check_tags(predictions: Tags, targets: Tags) -> None:
     """Raise DataError unless there is a word, and every word of every text has one prediction."""
-    _check_rows(predictions, targets)
+    check_rows(predictions, targets)
     if not any(len(row) for row in targets):
         raise DataError("metrics: there are no words; a score needs at least one.")
     for row, (guess, truth) in enumerate(zip(predictions, targets, strict=True)):

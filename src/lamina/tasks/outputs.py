@@ -48,8 +48,8 @@ class ClassRow(TypedDict):
         precision: Fraction of the predictions of this class that are correct.
         recall: Fraction of the examples of this class that were predicted as this class.
         f1: Harmonic mean of precision and recall.
-        count: Number of examples (or words, spans) of this class.
-        guessed: Number of predictions of this class.
+        count: Number of examples (or words, spans) of this class; in an average, of all classes.
+        guessed: Number of predictions of this class; in an average, of all classes.
     """
 
     label: str
@@ -83,7 +83,7 @@ class Results(Protocol[OutputsT, AnswerT]):
         return {}
 
     def baseline(self, metrics: Sequence[str]) -> tuple[str, dict[str, float]] | None:
-        """Return the best constant prediction by the first metric, and metric -> score of the one best by this metric.
+        """Return the constant prediction that is best by the first metric, and metric -> best score of any of them.
 
         They are computed from the labels alone. Kinds without such a prediction return None.
         """

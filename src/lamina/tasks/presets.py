@@ -105,7 +105,7 @@ def published_files(name: str, preset: Preset, folder: Path) -> dict[str, Path |
 
     If there is no train file, another one becomes the train split, with a warning: for running text, the validation
     file; otherwise, but only if no split has a file, one of the preset's `stand_ins`. `name` is the task's name in
-    messages. Raises DataError if there is nothing to train on.
+    messages. A warning also says if there is no validation file. Raises DataError if there is nothing to train on.
     """
     sources = {part: _first_present(folder, names) for part, names in preset.files.items()}
     if sources["train"] is None and kind_of(preset.kind).sequential and sources["validation"] is not None:

@@ -31,14 +31,14 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
     """Return the problem type that the labels of a table suggest.
 
     Lists, and texts that spell lists, are "multi_label". Numbers are "regression" if one of them has a decimal point
-    and `spec.labels` does not name classes. Everything else is "classification". It is logged if numbers may be meant
-    otherwise.
+    and `spec.labels` does not name at least two classes. Everything else is "classification". A log message tells of
+    numbers that may be meant otherwise.
 
     Raises:
-        DataError: If some labels are lists and others are not. If `spec.labels` names no classes, also in three cases:
-            numbers with a decimal point stand among names; a text has more than one meaning (`_refuse_ambiguous`); or
-            every label is like 1.0, and `spec.missing_labels` is "drop" or rows without a label were masked. (Pandas
-            writes class ids like that beside empty cells.)
+        DataError: If some labels are lists and others are not. Without two class names in `spec.labels`, also if
+            numbers with a decimal point stand among names; or if every label is like 1.0, and `spec.missing_labels` is
+            "drop" or rows without a label were masked. (Pandas writes class ids like that beside empty cells.) Without
+            any name in `spec.labels`, also if a text has more than one meaning (`_refuse_ambiguous`).
     """
     first: dict[str, tuple[int, object]] = {}  # form of a label -> the first row with it, and the cell
     are_whole, labels, values = True, spec.labels or (), set[float]()

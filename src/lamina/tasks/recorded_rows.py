@@ -82,7 +82,7 @@ class StatesInputs:
 
     Args:
         split: A split whose examples are recorded states.
-        recorded: The states of all rows.
+        recorded: The states of all rows; also an attribute.
         with_words: Whether each token has a label.
 
     Attributes:
@@ -151,9 +151,9 @@ class RowsOfStates:
         return 1 if self.recorded.manifest.pooling else int(self.recorded.lengths[self.rows].max())
 
     def batch(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
-        """Return the states of the chosen rows at positions `rows`, in the form of `RecordedStates.batch`.
+        """Return stack -> layer -> states `[batch, tokens, width]` of the chosen rows at positions `rows`.
 
-        Raises DataError if a state is NaN or infinite.
+        They are padded with zeros on the right. Raises DataError if a state is NaN or infinite.
         """
         return self.recorded.batch([int(self.rows[row]) for row in rows], self.layers, self.device)
 

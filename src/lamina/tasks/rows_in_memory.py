@@ -25,7 +25,7 @@ def rows_by_part(
     `name` is the task's name, `label` its label column, and `parts` as in `Task.from_dataset`. Without `parts`, a split
     of another name is left out with a warning if it has no labels. If it has labels, or all splits have other names,
     UnknownNameError is raised. With `parts`, UnknownNameError is raised if it names a part or split that does not
-    exist. Raises the errors of `rows_of`.
+    exist. `rows_of` raises ConfigError for rows of another type, and DataError for a split without rows.
     """
     if parts is None:
         named = {part: rows for part, rows in dataset.items() if part in PARTS}

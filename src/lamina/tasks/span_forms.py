@@ -356,7 +356,7 @@ def _agree(characters: str, carried: str, *, loosely: bool) -> bool:
 def _explained(mark: SpanMark, text: str) -> str:
     """Return a sentence, after a blank, that guesses how the edges of `mark` are counted; "" without a guess.
 
-    The guesses are: in bytes, in another unit of other programs, from 1, or up to the last character.
+    The guesses are: in bytes, up to the last character, or from 1.
     """
     start, end = cast("tuple[int, int]", mark.edges)
     in_bytes = text.encode()[max(0, start) : max(0, end)].decode(errors="replace")
@@ -372,11 +372,10 @@ def _explained(mark: SpanMark, text: str) -> str:
 
 
 def tags_of_spans(text: str, words: Sequence[Span], spans: Collection[LabelledSpan]) -> list[str]:
-    """Return the IOB2 tag of each word of a text.
+    """Return the IOB2 tag of each word of a text; `words` are ranges of characters.
 
-    A word gets the tag of the span with which it shares characters; other words get "O".
-    `words` are ranges of characters. Raises UnplacedSpanError if two of `spans` share a word, or one shares characters
-    with no word.
+    A word gets the tag of the span with which it shares characters; other words get "O". Raises UnplacedSpanError if
+    two different `spans` share a word, or one shares characters with no word.
     """
     tags = ["O"] * len(words)
     owners: dict[int, LabelledSpan] = {}  # word -> its span

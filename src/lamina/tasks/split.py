@@ -36,7 +36,7 @@ class Split:
         rows: A dataset with a row per example: column "text", and perhaps "text_pair", "label", "words" and "row".
         open_text: Function that makes the example from two cells, "text" and "row"; also an attribute. It may return
             an object that opens a file when it is accessed. None: the cell in "text" is the example.
-        labels: A dataset whose column "label" is used in place of the column "label" of `rows`.
+        labels: A dataset whose column "label" is used in place of that of `rows`. None: that of `rows`, if any.
         strata: A dataset for stratified sampling. Its column "strata" has one list per row: the row's class ids in all
             label columns of the source. None: they are unknown.
     """
@@ -90,7 +90,10 @@ class Split:
 
     @cached_property
     def origin(self) -> tuple[int, np.ndarray]:
-        """Number of rows of the source, and the indices of this split's rows in it; `select_rows` keeps track."""
+        """Number of rows of the split that this one was selected from (by default itself), and its rows' indices there.
+
+        `select_rows` keeps track.
+        """
         return len(self), np.arange(len(self))
 
     @property
@@ -105,7 +108,7 @@ class Split:
 
     @property
     def written(self) -> bool:
-        """Whether examples are texts or pairs of texts. False for files and chats."""
+        """Whether examples are texts or pairs of texts. False for files, chats and recorded states."""
         return self.open_text is None
 
     @cached_property
@@ -174,7 +177,7 @@ class Split:
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def select_rows(self, rows: Sequence[int]) -> Split:
-        """Return a split of the rows with the indices `rows`, in the order of the indices."""
+        """Return a split of the rows with the indices `rows`, in the order of `rows`."""
         other = self._other_labels
         labels = None if other is None else derived(other.select(rows), other)
         strata = None if self._strata is None else derived(self._strata.select(rows), self._strata)
@@ -218,7 +221,7 @@ class Split:
 def is_missing(label: object) -> bool:
     """Return whether a label of `Split.labels` stands for "no label": -100, NaN, or only -1 and -100 in a list.
 
-    The empty label of a text without words is not missing.
+    None, as in a split without labels, is not missing; nor is the empty label of a text without words.
     """
     if isinstance(label, tuple | list):
         return bool(label) and all(part in (IGNORED, -1) for part in label)
@@ -281,7 +284,7 @@ def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit"
 def held_out(
     split: Split, *, stratify: bool, seed: int, last: bool = False, classes: Strata | None = None
 ) -> tuple[Split, Split]:
-    """Move a tenth of the rows of a train split to a validation split; return (train split, validation split).
+    """Move a tenth of a train split's rows, at least one, to a validation split; return (train, validation).
 
     Raises DataError if there are fewer than two rows.
 

@@ -120,7 +120,7 @@ def is_iob2(labels: Iterable[str]) -> bool:
 def to_iob2(tags: Sequence[str | None], scheme: TagScheme = _USUAL) -> tuple[str | None, ...]:
     """Return one sentence's tags, written in `scheme`, as IOB2. None (no tag) and tags that do not fit `scheme` stay.
 
-    An inside mark ("I-x") begins a span if no span with its label is open, as in IOB1.
+    An inside mark ("I-x") begins a span if no span with its label is open, as in IOB1. None does not end a span.
     """
     changed: list[str | None] = []
     before = ""  # label of the span that goes on, if there is one

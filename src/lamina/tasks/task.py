@@ -55,8 +55,8 @@ class Task:
         name: Name of the task in tables and files.
         columns: The columns of the source: "text", "label", and perhaps "text_pair" and "separator". A reader remembers
             them, so that `evaluate` can score it on a file.
-        missing_labels: What was done with rows without a label, as in `from_files`. None: the user chose nothing. If
-            there are such rows, they were masked, and `fit` needs another task over the same rows.
+        missing_labels: What was done with rows without a label, as in `from_files`. None: the user chose nothing; if
+            rows without a label were masked, `fit` then needs another task over the same rows.
         subsampled: How the train split was drawn from a larger one, JSON-ready: "per_class", "fraction" or "rows", "of"
             (rows of the larger split), "stratified" and "seed"; "before" describes an earlier subsample. None: the
             split is whole.
@@ -98,13 +98,13 @@ class Task:
             object.__setattr__(self, "positive", named_class(f"task {self.name}", self.positive, self.labels))
 
     def with_positive(self, positive: str | int) -> Task:
-        """Return the same task with another positive class, and with "f1" after its metrics if it was not among them.
+        """Return the same task with another positive class. "f1" is added after its metrics, if its kind has it.
 
         A number or bool names a label as `lamina.tasks.metrics.named_class` says.
 
         Raises:
             UnknownNameError: If there is no such class.
-            ConfigError: If the task does not have two classes, or `positive` cannot be the name of a class.
+            ConfigError: If rows do not have one of two classes, or `positive` cannot be the name of a class.
         """
         known = self.kind.metrics(self.problem_type, self.labels)
         metrics = (*self.metrics, *(name for name in known if name == "f1" and name not in self.metrics))
@@ -144,7 +144,7 @@ class Task:
         Args:
             per_class: Rows per class; the subsample has this number times the number of classes. For tags that mark
                 spans, classes are the span labels (four in CoNLL-2003).
-            fraction: Fraction of the rows.
+            fraction: Fraction of the rows, above 0 and at most 1.
             rows: Number of rows.
             stratified: Whether each class gets the same number of rows (with `per_class`), or the same fraction of its
                 rows. By default rows are drawn uniformly without replacement.
@@ -236,8 +236,8 @@ class Task:
     def held_out(self, seed: int = 0, *, stratify: bool = True) -> Task:
         """Return the same task with a tenth of the training rows as its validation split.
 
-        The previous validation split becomes the test split if there is none; else it is dropped. Tasks over one file
-        hold out the same rows, and no class loses its last training row.
+        The previous validation split becomes the test split if the task has none; else it is dropped. Tasks over one
+        file hold out the same rows, and no class loses its last training row.
 
         Args:
             seed: Seed of the choice. For running text in blocks, the last tenth is held out instead.
@@ -267,7 +267,8 @@ class Task:
         """Divide the train split: return about nine tenths of its rows, and the others, for validation.
 
         The second split has fewer rows, or none, where a class would lose its last training row. For running text in
-        blocks it has the last rows. See `held_out` for arguments and errors.
+        blocks it has the last rows. `stratify` has no effect if rows do not have one class and the file's label columns
+        are unknown. Raises UnknownNameError without a train split, and DataError if that has fewer than two rows.
         """
         kind, whole = self.kind, self.split("train")
         stratify = stratify and (whole.strata is not None or kind.single_label(self.problem_type))
@@ -329,16 +330,16 @@ class Task:
                 the same tenth, and every class keeps a training row. For running text in blocks it is the last tenth.
             test: File of the test split, for `evaluate` and for `fit` with `test=True`. None: there is no such split.
             text: Column of the text or of the list of words (default "sentence", or "text" if there is no "sentence"),
-                or of images or audio (default "image", "audio"). In CoNLL files its number (default 0). In plain text
-                files every line that is not blank is a row. "translation.en" is the value under "en" of the objects in
-                column "translation".
+                of chats (default "messages"), or of images or audio (default "image", "audio"). In CoNLL files its
+                number (default 0). In plain text files every line that is not blank is a row. "translation.en" is the
+                value under "en" of the objects in column "translation".
             inputs: Column of the inputs, whatever they are: texts, images or audio. The same as `text`; give one.
             text_pair: Column of the second text of a pair. For "causal_lm" it has the replies to `text`; for
                 "token_classification" the texts whose spans are labelled, while `text` is their context.
-            label: Column of the label, of the list of tags, or of the text to generate; in CoNLL files a number
-                (default: the last column). For "token_classification" over plain texts it has lists of spans: a span is
-                a text, a pair of offsets (of its first character, and after its last one), or an object with "start",
-                "end" and "label".
+            label: Column of the label, of the list of tags, or of the text to generate (default "label"; "target" if
+                there is none); in CoNLL files a number (default: the last column). For "token_classification" over
+                plain texts it has lists of spans: a span is a text, a pair of offsets (of its first character, and
+                after its last one), or an object with "start", "end" and "label".
             labels: Class names in the order of their ids. None: the names that the file declares for its column, or
                 else the names in `train`, sorted. Label cells hold these names, or the ids as whole numbers. A warning
                 names a class that no training row has.
@@ -371,7 +372,8 @@ class Task:
                 that occurs in the column.
 
         Raises:
-            DataError: If no file is passed, or a file, row, column or label does not fit; the message names it.
+            DataError: If no file is passed, a file, row, column or label does not fit (the message names it), there is
+                only one class, or `train` has a single row and there is no `validation`.
             UnknownNameError: If there is no such kind, problem type, metric, positive class or `missing_labels`.
             ConfigError: If a limit or `image_size` is below 1, a label is named twice, text and label are one column,
                 or an option does not fit the kind or the classes, such as `positive` without two classes.
@@ -429,8 +431,7 @@ class Task:
         column, otherwise those of "train", sorted.
 
         Raises:
-            DataError: If a column is missing, a split is empty, or a cell or label does not fit. The message names the
-                row.
+            DataError: If there are no splits, or one is empty, and as in `from_files`.
             UnknownNameError: If a labelled split or `parts` has an unknown name, and as in `from_files`.
             ConfigError: If a split is neither a dataset nor a list of dicts or has a transform, and as in `from_files`.
             MissingExtraError: As in `from_files`.
@@ -462,8 +463,8 @@ class Task:
         such split; validation rows are then taken from `train`. The table that `states.json` names has the labels. If
         they are elsewhere, give a tuple (folder, table): the table is a file, or a list of dicts, with a row for each
         row of states. For "token_classification", `label` has lists with a tag per token, -100 for none. `options` are
-        `label`, `labels`, `metric`, `positive`, `name`, `problem_type`, `missing_labels`, `limit`, `limit_validation`,
-        `seed` and `stratify`, as in `from_files`.
+        `label`, `labels`, `metric`, `positive`, `name` (default: the first folder's), `problem_type`, `missing_labels`,
+        `limit`, `limit_validation`, `seed` and `stratify`, as in `from_files`.
 
         Raises:
             DataError: If no split is given, a file does not have the shape of its manifest, or a table is missing or
@@ -543,9 +544,9 @@ def _assemble(
     the other options are those of `Task.from_files`.
 
     Raises:
-        DataError: If a cell does not fit, or there is only one class.
-        ConfigError: If an option does not fit the kind.
-        UnknownNameError: If a metric is unknown.
+        DataError: If a cell does not fit, there is only one class, or a train split to be cut has a single row.
+        ConfigError: If an option does not fit the kind or the classes.
+        UnknownNameError: If a metric, problem type, positive class or value of `missing_labels` is unknown.
     """
     kind = spec.kind
     spec = with_declared_names(spec, tables)

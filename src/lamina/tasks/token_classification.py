@@ -92,9 +92,9 @@ def decided_words(encoded: Encoded, words: Sequence[Sequence[Span]], read: Seque
 class Pieces:
     """The learnt tags of words that share a token.
 
-    A token may cover several words, for example in Chinese, but gets one tag. The most frequent tags of its words are
-    therefore counted in training. They are stored unless the further words continue the first word's span. They are
-    stored for the words' characters too, if these have other tags than the token has elsewhere.
+    A token may cover several words, for example in Chinese, but gets one tag. Training therefore finds the most
+    frequent tags of its words. They are stored unless the further words just continue the first word's span. Tags are
+    also stored for the words' characters, if they differ from those of the token.
 
     Attributes:
         labels: The class names.

@@ -11,6 +11,7 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, f1_score
 
+from lamina.errors import DataError
 from lamina.tasks import kind_of
 from lamina.tasks.base import TaskOutline
 from lamina.tasks.class_results import ClassResults, compare, compare_tags
@@ -117,3 +118,12 @@ def test_a_single_class_is_compared_too():
     found = alone.compare(["f1", "accuracy"])
     assert found["interval"] == {"f1": (1.0, 1.0), "accuracy": (1.0, 1.0)}
     assert found["verdict"] == "not better than always answering 'a'"
+
+
+def test_examples_without_labels_are_not_compared():
+    task = TaskOutline(KIND, "multi_label", tuple("ab"))
+    results = ClassResults(task, Split.of(["x"], [(-1, -1)]), np.arange(1))
+    with pytest.raises(DataError, match="metrics: there are no rows"):
+        results.compare(["accuracy"])
+    with pytest.raises(DataError, match="metrics: there are no rows"):
+        results.baseline(["accuracy"])
