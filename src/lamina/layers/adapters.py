@@ -59,7 +59,7 @@ def without_adapters(module: nn.Module) -> nn.Module:
 
 
 def backbone(model: nn.Module) -> nn.Module:
-    """Return a transformers model without its head and without a PEFT wrapper; any other module itself."""
+    """Return a transformers model without its head and without a PEFT wrapper; any other module unchanged."""
     inside = without_wrapper(model)
     return cast("nn.Module", getattr(inside, "base_model", inside))
 
@@ -73,7 +73,7 @@ def active_adapters(layer: PeftLayer) -> tuple[str, ...]:
 
 
 def adapters_of(model: nn.Module) -> list[str]:
-    """Return the names of all adapters that are active in any layer of a model; see `active_adapters`."""
+    """Return the names, each once, of the adapters that are active in any layer of a model; see `active_adapters`."""
     return list(dict.fromkeys(name for layer in adapted_layers(model) for name in active_adapters(layer)))
 
 
@@ -85,7 +85,7 @@ def adapter_modules(layer: PeftLayer) -> Iterator[nn.Module]:
 
 
 def adapter_state(layer: PeftLayer) -> Iterator[tuple[str, object]]:
-    """Yield pairs such as ("lora_A.weight", value) for the weights and settings of a PEFT layer's active adapters.
+    """Yield (name, value) for the weights ("lora_A.weight") and plain settings of a PEFT layer's active adapters.
 
     They come adapter by adapter, so names repeat if several are active. Disabled or merged adapters yield nothing.
     """
@@ -106,9 +106,9 @@ def _of_adapter(layer: PeftLayer, name: str, adapter: str) -> object:
 
 
 def adapter_settings(layer: PeftLayer) -> dict[str, object]:
-    """Return a PEFT layer's "active_adapters" and their plain settings ("scaling of the adapter 'a'" -> 2.0).
+    """Return "active_adapters" -> names of a PEFT layer's active adapters, and their settings as name -> value.
 
-    {} if none is active.
+    A name is like "scaling of the adapter 'a'"; only numbers and strings count. {} if no adapter is active.
     """
     if not (active := active_adapters(layer)):
         return {}

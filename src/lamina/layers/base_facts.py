@@ -65,18 +65,18 @@ class StackSettings:
 
     @classmethod
     def of(cls, model: nn.Module, stack: LayerStack, unrelated: re.Pattern[str] = _UNRELATED) -> StackSettings:
-        """Return the present settings of a stack of a model, except those whose names `unrelated` matches."""
+        """Return the present settings of a stack; for `unrelated` see `settings_of` and `module_facts`."""
         config = cast("PreTrainedModel", around(model, stack)).config
         return cls(settings_of(config, unrelated), module_facts(model, stack, unrelated))
 
 
 def settings_of(config: PretrainedConfig, unrelated: re.Pattern[str] = _UNRELATED) -> JSONObject:
-    """Return the settings of a config that may change hidden states, JSON-ready; names as in `unrelated` may not."""
+    """Return a config's settings, JSON-ready, except those that `UNRELATED` names or `unrelated` matches."""
     return _related(json.loads(json.dumps(config.to_dict(), default=str)), unrelated)
 
 
 def _related(settings: Mapping[str, object], unrelated: re.Pattern[str]) -> JSONObject:
-    """Return `settings` without those that cannot change hidden states; nested configs are treated in the same way."""
+    """Return `settings` without those that `UNRELATED` names or `unrelated` matches, in nested configs too."""
     return {
         name: _related(cast("Mapping[str, object]", value), unrelated) if isinstance(value, dict) else value
         for name, value in settings.items()
@@ -85,14 +85,14 @@ def _related(settings: Mapping[str, object], unrelated: re.Pattern[str]) -> JSON
 
 
 def module_facts(model: nn.Module, stack: LayerStack, unrelated: re.Pattern[str] = _UNRELATED) -> dict[str, str]:
-    """Return short digests of the classes of a stack's modules, and of their scalar attributes.
+    """Return the classes of a stack's modules, with digests of their settings: numbers, strings, names of functions.
 
     Attributes whose names `unrelated` matches are left out. Adapters do not count here, because the fingerprint tells
     which adapters are active.
 
     Returns:
-        Path in the innermost module with a config -> class name and digest. Modules whose paths differ only in a
-        block's number share an entry, with `*` in place of the number ("encoder.layer.*.output.dense"); the digest
+        Path from the module that `around` returns -> class name, space, and digest. Modules whose paths differ only in
+        a block's number share an entry, with `*` in place of the number ("encoder.layer.*.output.dense"); the digest
         covers these modules, in order.
     """
     groups: dict[str, list[str]] = defaultdict(list)
@@ -107,9 +107,9 @@ def module_facts(model: nn.Module, stack: LayerStack, unrelated: re.Pattern[str]
 
 
 def around(model: nn.Module, stack: LayerStack) -> nn.Module:
-    """Return the innermost module with a config that is or contains a stack's scope; without one, `model`.
+    """Return the innermost module with a config that is or contains a stack's scope; `model` if there is none.
 
-    It must be a whole model or hold all modules of the stack: some scopes are only a part, such as BertEncoder.
+    Modules that are no whole model and lack some of the stack's modules do not count, such as BertEncoder.
     """
     names = stack.scope_path.split(".") if stack.scope_path else []
     parts = [model.get_submodule(".".join(names[:count])) for count in range(len(names) + 1)]
@@ -134,7 +134,7 @@ def modules_around(module: nn.Module, run: set[nn.Module], path: str = "") -> It
 
 
 def _attributes(module: nn.Module, unrelated: re.Pattern[str]) -> str:
-    """Return a module's settings (see `is_setting`) as text: values (see `is_value`), and names of functions.
+    """Return a module's settings (see `is_setting`) as text, sorted: values (see `is_value`), and names of functions.
 
     Functions that replace methods of nn.Module, other than `forward`, do not count: accelerate replaces `to`.
     """
@@ -150,7 +150,7 @@ def _attributes(module: nn.Module, unrelated: re.Pattern[str]) -> str:
 
 
 def is_setting(name: str, unrelated: re.Pattern[str] = _UNRELATED) -> bool:
-    """Return whether an attribute with this name may change what a module computes in eval mode."""
+    """Return whether an attribute may change a module's results in eval mode; not if `unrelated` matches its name."""
     return name not in _MODES and not unrelated.search(name)
 
 

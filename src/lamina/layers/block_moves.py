@@ -31,8 +31,8 @@ class Move(Protocol):
     def settings(self) -> Mapping[str, Any]:
         """The arguments of the edit.
 
-        For a kind in `MOVES` they include the blocks' new "order", and "path", which says where the list of blocks is
-        (None if one block serves as all layers).
+        For a kind in `MOVES` they include the blocks' new "order"; "path", which says where the list of blocks is (None
+        if one block serves as all layers); and in some families "first", see `names_after`.
         """
         ...
 
@@ -48,9 +48,9 @@ def order_of(edit: Move) -> list[int] | None:
 
 
 def name_then(made: Sequence[Move], number: int, name: str) -> str:
-    """Return the name that a parameter, now called `name`, had right after `made[number]`; `made` has all edits.
+    """Return the name that a parameter, now called `name`, had right after the edit `made[number]`.
 
-    For a copy, it is the name of the parameter that was copied.
+    `made` has all edits of the model. For a copy, the result is the name of the parameter that was copied.
     """
     for later in reversed(made[number + 1 :]):
         path, order = later.settings.get("path"), order_of(later)

@@ -177,7 +177,7 @@ def _events(
 ) -> Iterator[Event]:
     """Yield the events for one argument or result of a call: the value itself, and its cut and transposed forms.
 
-    Only values with 3 axes have such forms, and not on the meta device. Nothing is yielded for tensors of integers.
+    Only values with 3 axes have such forms, and not on the meta device. Only floating-point tensors yield events.
     `tokens` are the numbers of tokens in the inputs, and `keep` says whether the first event holds the value itself;
     the other arguments are those of `Event`.
     """

@@ -14,7 +14,7 @@ from lamina.errors import ConfigError
 
 
 def usable_device(device: str | torch.device) -> torch.device:
-    """Return `device` as a `torch.device`; "auto" is "cuda" if torch finds such a GPU, else the CPU.
+    """Return `device` as a `torch.device`, a GPU with its index; "auto" is "cuda" if torch finds one, else the CPU.
 
     Raises ConfigError if torch cannot use the device.
     """
@@ -86,7 +86,7 @@ def weights_in_place(module: nn.Module) -> Generator[None]:
 
 
 class MetaValues(TorchFunctionMode):
-    """A context manager: inside it, converting a meta tensor to a Python number gives 0 instead of an error.
+    """A context manager: inside it, converting a meta tensor to a Python number gives 0 (or False), not an error.
 
     Models read values to warn, or to choose a faster way to the same result.
     """

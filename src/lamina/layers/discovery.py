@@ -43,7 +43,7 @@ def stacks(model: nn.Module) -> dict[str, LayerStack]:
     """Find the stacks of a model, and for each layer the module call that produces its hidden state.
 
     The first call runs the model on tiny inputs and leaves it unchanged. The result is cached until the model's modules
-    change. On the meta device (a config without weights) states are matched by identity only, not by value.
+    or number of layers change. On the meta device (no weights) states are matched by identity only, not by value.
 
     Args:
         model: A transformers model, with or without a head. Wrappers (torch.compile, DataParallel) are ignored.
@@ -198,7 +198,7 @@ def _map_modules(stack: LayerStack, move: Callable[[Any], Any]) -> LayerStack:
 
 
 def _discover(model: nn.Module) -> dict[str, LayerStack]:
-    """Find the stacks of a model, or else those of its towers; return name -> stack.
+    """Find the stacks of a model, or else those of its towers; return name -> stack. A `RecordedModel` knows its stack.
 
     Raises UnsupportedModelError if neither can be found.
     """
@@ -317,7 +317,7 @@ def _first_run(
         the pair whose first input was accepted.
 
     Raises:
-        _UnreadableError: If neither the model nor the backbone accepts an input.
+        _UnreadableError: The first failure, if neither the model nor the backbone accepts an input.
     """
     failures: list[_UnreadableError] = []
     targets = dict.fromkeys((model, backbone(model)))
@@ -357,7 +357,8 @@ def _run(target: nn.Module, probe: Probe, **options: bool) -> object:
 def _run_for_states(target: nn.Module, probe: Probe) -> States:
     """Run a module on the probe's inputs; return stack name -> the hidden states in its output, one per layer.
 
-    Raises _UnreadableError if the module fails on these inputs, or its output has no hidden states.
+    The names are "main" alone, or "encoder" and "decoder". Raises _UnreadableError if the module fails on these inputs,
+    or its output has no hidden states.
     """
     output = _run(target, probe, output_hidden_states=True, return_dict=True)
     states = {name: getattr(output, key, None) for name, key in _HIDDEN.items()}
@@ -437,8 +438,8 @@ def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tu
         Stack name -> for each layer the chosen event of the first run; and the hidden states that this run returned.
 
     Raises:
-        _UnreadableError: If a layer has no such place after that of the layer below, a state has another shape or NaN,
-            or the stack returns a different number of states.
+        _UnreadableError: If `target` fails; if a layer has no such place, or only one before that of the layer below;
+            if a state has another shape or NaN; or if a stack returns a different number of states.
     """
     candidates = [
         (event, event.form or form, _tokens_of(name, probe))
@@ -492,7 +493,7 @@ def _check_plain_pass(target: nn.Module, probe: Probe, by_name: Mapping[str, Lay
     `probe` is the input, `by_name` has the stacks, and `states` are those that the model returned for this input.
 
     Raises:
-        _UnreadableError: If a layer's hook is not called, or gets a value that differs from that in `states`.
+        _UnreadableError: If `target` fails, a layer's hook is not called, or gets another value than that in `states`.
     """
     seen: dict[str, dict[int, Tensor]] = {name: {} for name in by_name}
     with ExitStack() as exits:

@@ -47,7 +47,10 @@ def fingerprint_of(stack: LayerStack) -> str:
 
 
 def fingerprint_of_modules(modules: Iterable[nn.Module]) -> str:
-    """Return the hash of the weights that modules hold directly, not in submodules; ConfigError for meta ones."""
+    """Return the hash of the weights that modules hold directly, not in submodules; for details see `fingerprint_of`.
+
+    Raises ConfigError if a weight is on the meta device, unless accelerate has offloaded it.
+    """
     modules = list(modules)
     in_adapters = {part for layer in filter(has_adapters, modules) for part in adapter_modules(layer)}
     plain = [module for module in modules if module not in in_adapters]
@@ -56,7 +59,7 @@ def fingerprint_of_modules(modules: Iterable[nn.Module]) -> str:
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """Yield (name, value) for a module's own part of the state dict, without integer counters.
+    """Yield (name, value) for a module's own part of the state dict, without buffers of one integer (counters).
 
     An inserted layer's settings (`fingerprint_facts`) come first, and the active adapters of a PEFT layer last.
     """

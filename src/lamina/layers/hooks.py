@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from lamina.errors import ConfigError
 from lamina.layers.probe_input import MAIN_INPUTS
 from lamina.layers.selectors import select
-from lamina.layers.stack import LayerStack, Side, TapPoint
+from lamina.layers.stack import LayerStack, Side, TapPoint, swapped
 from lamina.layers.state_forms import count_tokens
 
 # called with a layer and its state `[batch, tokens, width]`
@@ -36,7 +36,7 @@ class ContextHooks(ExitStack):
     """A context manager for hooks that act only on forward passes of the context (`contextvars`) that made it.
 
     Each thread and each asyncio task has its own context; tasks and `asyncio.to_thread` calls inherit the context that
-    starts them.
+    starts them. `closed` is True from the exit on.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class _ContextHook:
     hook: Callable[..., object] | None = None
 
     def __call__(self, *args: object) -> None:
-        """Call the hook, unless a copy of its module was called, or the call is in another context than `hooks`."""
+        """Call the hook, unless a copy of its module was called, or `hooks` has exited or is of another context."""
         hooks, hook = self.hooks, self.hook
         if hooks is None or hook is None or args[0] is not self.owner:
             return
@@ -115,7 +115,7 @@ def watch(
     Args:
         stack: The stack to watch.
         layers: Numbers of the layers; negative ones count from the top. May be empty.
-        on_state: Called with a layer and its state `[batch, tokens, width]`, not copied; layers ascend within a pass.
+        on_state: Called with a layer (from 0) and its state `[batch, tokens, width]`, not copied; layers ascend.
             An exception that it raises ends the pass and propagates out of the model's call.
         on_start: Called when a pass over the stack begins, with two arguments: the tuple of positional arguments of
             `stack.scope`, and the dict of keyword arguments. None: not called.
@@ -184,8 +184,7 @@ class _Watch:
             values = args if point.side == "input" and isinstance(point.index, int) else rest
             # a ModelOutput can be indexed by position too, so the same index works if the module returns a tuple
             value = values if point.index is None else cast("Mapping[object, object]", values)[point.index]
-            state = cast("Tensor", value)
-            state = state if point.swap is None else state.transpose(*point.swap)
+            state = swapped(cast("Tensor", value), point.swap)
             if point.form is not None:
                 state = point.form.state(state, self.tokens.get(thread))
             self.on_state(layer, state)
@@ -221,8 +220,8 @@ _INPUTS = (*MAIN_INPUTS, "inputs_embeds", "encoder_outputs", "decoder_input_ids"
 def _check_inputs(model: nn.Module, batch: Mapping[str, object]) -> None:
     """Raise ConfigError if a batch has no input of the model, or an input has no rows or no tokens.
 
-    Models fail on these with unclear errors. A model whose `forward` does not name its main input, such as a wrapper of
-    PEFT with `*args` and `**kwargs`, is not refused, because its other inputs are not known.
+    A model whose `forward` does not name its main input, such as a wrapper of PEFT with `*args` and `**kwargs`, is not
+    refused for lack of inputs, because its other inputs are not known.
     """
     for name in _INPUTS:
         value = batch.get(name)
@@ -254,7 +253,7 @@ def run_stacks(model: nn.Module, stacks: Sequence[LayerStack], batch: Mapping[st
 
     Args:
         model: The model.
-        stacks: The stacks whose layers are wanted. Either all stacks of a model have a tower, or none.
+        stacks: The stacks whose layers are wanted. Either all have a tower, or none. Empty: the whole model runs.
         batch: Keyword arguments of the model.
         stop: The exception by which a hook ends the run early.
 
@@ -335,8 +334,7 @@ def token_mask(
 def is_token_mask(mask: object) -> TypeGuard[Tensor]:
     """Return whether a value is a mask `[batch, tokens]` of zeros and ones, not one that is added to attention scores.
 
-    An integer tensor of that shape on an accelerator counts as a mask without a check of its values, which would have
-    to wait for the device.
+    Values are not checked on the meta device, nor those of an integer tensor on an accelerator.
     """
     if not isinstance(mask, Tensor) or mask.ndim != 2:
         return False
@@ -349,10 +347,10 @@ def is_token_mask(mask: object) -> TypeGuard[Tensor]:
 
 
 def arguments(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the arguments of a module's call by name.
+    """Return the arguments of a module's call by name; positional arguments that have no name are left out.
 
     If its `forward` is a wrapper that begins with `*args`, the names are taken from the first submodule whose `forward`
-    has names for them; if there is none, positional arguments are left out.
+    has names for them.
     """
     for part in module.modules() if args else ():
         function = None if "forward" in vars(part) else getattr(part.forward, "__func__", None)

@@ -83,7 +83,7 @@ class LayerGuard:
         return {**vars(self), "attributes": [], "_holders": [], "_modules": [None], "_owners": []}
 
     def edits_since(self, model: nn.Module) -> Sequence[Move] | None:
-        """Return a model's edits since its layers were recorded; None if its record of earlier edits is another now."""
+        """Return the model's edits since its layers were recorded; None if its record of earlier edits has changed."""
         known, edits = self._edits[model], tuple(getattr(model, EDITS, ()))
         return edits[len(known) :] if edits[: len(known)] == known else None
 
@@ -91,7 +91,7 @@ class LayerGuard:
         """Raise ConfigError if a block was replaced, added or removed, the model edited, or its adapters switched.
 
         Edits that do not change the model's outputs (freezing, merging) are allowed, and the guard then records the
-        model as it is now. `op` is the operation that the message begins with.
+        model as it is now. Changed weights raise nothing here. `op` is the operation that the message begins with.
         """
         same_modules = list(chain.from_iterable(map(_values, self._holders))) == self._modules
         same_owners = _marks(self._owners) == self._marks

@@ -16,7 +16,7 @@ _TOKENS = 7  # length of the input that shows which modules run before the block
 
 
 def layer_modules(model: nn.Module, stack: LayerStack, layers: Collection[int]) -> dict[int, set[nn.Module]]:
-    """Return layer -> its modules (at any depth), for the given layers of a stack.
+    """Return layer -> its modules (at any depth), for the given layers of a stack, numbered from 0.
 
     A layer's parameters are those that its modules hold directly, `parameters(recurse=False)`. Layer i is block i.
     Modules outside the blocks belong to layer 0, except those that are first called after the first block has begun (a

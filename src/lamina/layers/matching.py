@@ -90,7 +90,7 @@ def find_scope(trace: Trace, first: Event, last: Event, state: Tensor, *, reads_
     """Return the innermost call around all layers of a stack, among the modules that are called only once per run.
 
     The start of this call is the start of a pass over the stack. Calls that receive the attention mask are preferred.
-    The whole model is such a call, but with `reads_tokens` there may be none: IndexError.
+    Raises IndexError if `reads_tokens` leaves no call.
 
     Args:
         trace: The traced run.
@@ -110,8 +110,8 @@ def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...
     """Return the modules inside `base` that have weights or adapters and that the last layer may depend on.
 
     These are modules first called before `last`, the highest layer's event. A module that is never called is included
-    if it is part of a module that is called, which may use its weights. The result is in the
-    order of registration, because the order of calls can depend on the input (mixtures of experts).
+    if it is part of a module that is called, which may use its weights. The result is in the order of registration,
+    because the order of calls can depend on the input (mixtures of experts).
     """
     started: dict[nn.Module, int] = {}
     for call in trace.calls:

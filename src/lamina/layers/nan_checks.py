@@ -11,8 +11,8 @@ from torch import Tensor
 def first_non_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
     """Return the name of the first tensor that holds NaN or infinity; None if all numbers are finite.
 
-    `tensors` are (name, tensor) pairs. Tensors that are not of floating point, have no values (on the meta device) or
-    are of a subclass (quantised weights) are skipped.
+    `tensors` are (name, tensor) pairs. Tensors that are not of floating point, have no values (empty, or on the meta
+    device) or are of a subclass (quantised weights) are skipped.
     """
     detached = [(name, tensor.detach()) for name, tensor in tensors]
     floats = [(name, part) for name, part in detached if type(part) is Tensor and part.is_floating_point()]

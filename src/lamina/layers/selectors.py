@@ -86,7 +86,7 @@ def _index(layer: int, layers: int, op: str) -> int:
 
 
 def ranges(layers: Sequence[int]) -> str:
-    """Return ascending layer numbers as text, with runs of numbers joined: "1-6", "0, 3-5"."""
+    """Return ascending layer numbers as text, with runs of numbers joined: "1-6", "0, 3-5"; "" for none."""
     runs: list[list[int]] = []
     for layer in layers:
         if runs and layer == runs[-1][1] + 1:

@@ -70,7 +70,10 @@ def state_of(value: Tensor, form: Form | None, tokens: int | None) -> Tensor:
 
 
 def count_tokens(arguments: Mapping[str, object]) -> int | None:
-    """Return the number of tokens that a module receives, from its arguments by name; None if it reads no tokens."""
+    """Return the number of tokens that a module receives, from its arguments by name; None if it reads no tokens.
+
+    Token ids and embeddings are looked up first, the encoder's before the decoder's, and the mask last.
+    """
     for name in _TOKENS:
         value = arguments.get(name)
         if isinstance(value, Tensor) and value.ndim >= 2:
@@ -122,8 +125,7 @@ def _repeated(states: Sequence[object], layer: int, probe: Probe, tokens: int | 
     """Return the form of a layer in which several tokens of layer 0 share a state; None if no tokens do.
 
     `states` has all layers; the other arguments are those of `forms_of`. Without text, only the last layer of audio can
-    have this form, because some encoders pool it over time. States of images never have it, since it is not known how
-    patches were joined.
+    have this form, because some encoders pool it over time. States of images never have it.
     """
     first, state = states[0], states[layer]
     if not isinstance(first, Tensor) or not isinstance(state, Tensor) or not first.ndim == state.ndim == 3:

@@ -23,7 +23,7 @@ class Processor(Protocol):
         ...
 
     def save_pretrained(self, save_directory: str | os.PathLike[str]) -> Any:
-        """Write the files that `AutoProcessor.from_pretrained` reads."""
+        """Write to a folder the files that `AutoProcessor.from_pretrained` reads."""
         ...
 
 
@@ -31,7 +31,7 @@ class WritingModel(Protocol):
     """A model that writes text, with the `generate` of transformers."""
 
     def generate(self, **arguments: Any) -> Tensor:
-        """Return token ids `[sequences, tokens]`."""
+        """Return token ids `[sequences, tokens]`; `arguments` are those of transformers."""
         ...
 
 
@@ -103,7 +103,7 @@ class Tokenizer(Processor, Protocol):
 
 
 def tokenizer_of(processor: object) -> Tokenizer:
-    """Return the tokenizer inside a processor. A tokenizer, None and all else without one are returned unchanged."""
+    """Return the tokenizer inside a processor. Anything without one, such as a tokenizer or None, is returned as is."""
     return cast("Tokenizer", getattr(processor, "tokenizer", processor))
 
 
@@ -122,8 +122,8 @@ def padding_of(processor: Processor) -> dict[str, int]:
     """Return {"input_ids": padding value, "token_type_ids": padding value} for a processor's tokenizer.
 
     Input ids are padded with the padding token; with the end token if the tokenizer has no padding token (GPT-2); with
-    0 if it has neither. Lamina pads on the right, even if the tokenizer pads on the left, so that no token's position
-    depends on its batch.
+    0 if it has neither. Token types are padded with `pad_token_type_id`; with 0 if the tokenizer has none. Lamina pads
+    on the right, even if the tokenizer pads on the left, so that no token's position depends on its batch.
     """
     tokenizer = tokenizer_of(processor)
     token = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
