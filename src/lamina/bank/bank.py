@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from os import PathLike
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from lamina.bank import monitoring, watching
 from lamina.bank.generation_states import Over
 from lamina.bank.listening import check_over, listening
-from lamina.bank.reader import WATCHES, BankOutput, Reader, ReaderModule
+from lamina.bank.reader import WATCHES, BankOutput, Reader, ReaderModule, warn_of_untrained
 from lamina.bank.reader_collection import ReaderCollection, key_of
 from lamina.bank.recorded_base import check_needs_states, check_reads_recorded, check_recorded_base
 from lamina.bank.stack_pass import Inputs
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.layers.types import Processor
-
-logger = logging.getLogger(__name__)
 
 
 @final
@@ -243,18 +240,6 @@ class ReaderBank(ReaderCollection):
         self.readers[key_of(name)] = module
         return module
 
-    def warn_of_untrained(self, op: str, names: Iterable[str]) -> None:
-        """Log a warning about each reader of `names` that nothing has trained, but only once; `op` begins the message.
-
-        A reader whose weights were loaded, set, trained or converted to another dtype has other weights than at first.
-        """
-        for name in names:
-            reader = self[name]
-            first, reader.first_hash = reader.first_hash, None
-            if first is not None and not reader.step and reader.weights_hash() == first:
-                problem = "was not trained: its weights are the random ones of bank.add, so its answers mean nothing"
-                logger.warning("%s: reader '%s' %s. Train it, for instance with lamina.fit", op, name, problem)
-
     @check_types("bank.monitor_scores")
     def monitor_scores(self, monitor: AnyMonitor, batch: Inputs, mask: Tensor | None = None) -> Tensor:
         """Return a monitor's score of each text up to each token, from one plain pass of the model.
@@ -397,7 +382,7 @@ class ReaderBank(ReaderCollection):
                 class of a fusion or head is not registered.
         """
         provider("storage").save_bank(self, folder, changed_base=changed_base)
-        self.warn_of_untrained("bank.save_pretrained", self)
+        warn_of_untrained("bank.save_pretrained", self.select(None, "bank.save_pretrained"))
 
     @classmethod
     def from_pretrained(

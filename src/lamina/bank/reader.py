@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
@@ -28,6 +29,7 @@ from lamina.utils import JSONObject, check_range, check_type, check_types, deriv
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+logger = logging.getLogger(__name__)
 
 Info = JSONObject  # JSON-ready facts that are saved with a reader or a bank
 # The key of the monitors in `ReaderModule.info`, which is saved with the reader and replaced when it is trained again.
@@ -195,7 +197,7 @@ class ReaderModule(nn.Module):
         step: Number of training passes so far. The seed and this number determine the random numbers of dropout, so a
             resumed training draws the numbers that an uninterrupted one would.
         first_hash: `weights_hash` of the random weights with which `bank.add` built the reader. None: the reader began
-            with given weights or was loaded, or `ReaderBank.warn_of_untrained` has looked at it.
+            with given weights or was loaded, or `warn_of_untrained` has looked at it.
     """
 
     instead_of_model: ClassVar = "It is a reader: give the model of its bank, bank.model"
@@ -326,6 +328,18 @@ class ReaderModule(nn.Module):
     def size(self) -> int:
         """Return the number of parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def warn_of_untrained(op: str, readers: Mapping[str, ReaderModule]) -> None:
+    """Log a warning about each of the readers (by name) that nothing has trained, but only once; `op` begins it.
+
+    A reader whose weights were loaded, set, trained or converted to another dtype has other weights than at first.
+    """
+    for name, reader in readers.items():
+        first, reader.first_hash = reader.first_hash, None
+        if first is not None and not reader.step and reader.weights_hash() == first:
+            problem = "was not trained: its weights are the random ones of bank.add, so its answers mean nothing"
+            logger.warning("%s: reader '%s' %s. Train it, for instance with lamina.fit", op, name, problem)
 
 
 def _parts(fields: object) -> list[Info]:

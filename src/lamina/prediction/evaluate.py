@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from lamina.bank import ReaderBank
+from lamina.bank.reader import warn_of_untrained
 from lamina.data.read import read_chunks
 from lamina.errors import ConfigError, DataError, check_known, require_packages
 from lamina.prediction.backends import BACKENDS, Backend, engine_of
@@ -244,7 +245,7 @@ def _prepared(
         if encodes_again := len(group.tasks) < count and tokens > _KEPT_TOKENS * len(tasks) // count:
             checked = [replace(group, inputs=None, targets={}) for group in checked]  # pyright: ignore[reportArgumentType]
     if isinstance(runner, BankRunner):
-        runner.bank.warn_of_untrained("evaluate", tasks)
+        warn_of_untrained("evaluate", runner.bank.select([*tasks], "evaluate"))
         runner.prepare_recorded(checked, options)
     groups = scoring_groups(runner, tasks, split, options) if encodes_again else checked
     return runner, (replace(group, states=same.states) for group, same in zip(groups, checked, strict=True))

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from lamina.bank import ReaderBank, ReaderModule
+from lamina.bank.reader import warn_of_untrained
 from lamina.data.encode import has_second_start
 from lamina.data.state_cache import hash_processor
 from lamina.errors import ConfigError, LaminaError, UnknownNameError
@@ -155,7 +156,7 @@ class Prepared:
     @property
     def cut(self) -> int:
         """Number of examples that a reader cannot read whole: the largest number of all readers."""
-        counts = (task.kind.truncated(group.inputs) for group in self.groups for task in group.tasks.values())
+        counts = [task.kind.truncated(group.inputs) for group in self.groups for task in group.tasks.values()]
         return max(counts, default=0)
 
     @property
@@ -195,12 +196,12 @@ class _Plan(NamedTuple):
     Attributes:
         tasks: Reader name -> its head's config, a `TaskLike`.
         readings: How to encode the examples for each group of readers.
-        paired: Readers that know whether they were trained on pairs of texts.
+        paired: Reader name -> whether it was trained on pairs of texts, where this is known.
     """
 
     tasks: dict[str, KindedTask]
     readings: tuple[Reading, ...]
-    paired: tuple[str, ...]
+    paired: Mapping[str, bool]
 
 
 # Bank or model -> what its plan depends on, and the plan. Plans hold no module, so the weak keys can be collected.
@@ -328,13 +329,12 @@ class Predictor:
         """
         prepared.warn("predict")
         if prepared.count:
-            if self._paired:
-                self._runner.warn_about_pairs(
-                    {name: prepared.splits[self._tasks[name].kind.name].pairs for name in self._paired}
-                )
-                self._paired = ()  # one warning is enough
+            for name, pairs in self._paired.items():
+                if (now := prepared.splits[self._tasks[name].kind.name].pairs) != pairs:
+                    self._runner.warn_about_pairs({name: now})
+            self._paired = {}  # one warning is enough
             if isinstance(self._runner, BankRunner):
-                self._runner.bank.warn_of_untrained("predict", self.names)
+                warn_of_untrained("predict", self.readers)
             self.choose_engine()
         return self._answers(self.results(prepared, budget=budget))
 
@@ -443,7 +443,7 @@ class Predictor:
             pass
         split = next(iter(prepared.splits.values()))
         if split.written:  # a blank pair is a pair of blank texts
-            self._blank += sum(not "".join(text).strip() for text in split.texts)
+            self._blank += len([text for text in split.texts if not "".join(text).strip()])
         return collected
 
     def _passes(self, prepared: Prepared, collected: dict[str, Results], budget: Budget | None) -> Iterator[None]:
@@ -514,8 +514,9 @@ class Predictor:
             cuts_left = getattr(tokenizer_of(self._runner.processor), "truncation_side", "right") == "left"
             apart, apart_pairs = (self._parts(members, space, by_kind=by_kind) for by_kind in (cuts_left, True))
             readings.append(replace(self._reading(members, space), apart=apart, apart_pairs=apart_pairs))
-        paired = [name for name in tasks if self._runner.trained_with([name], "pair") is not None]
-        return _Plan(tasks, tuple(readings), tuple(paired))
+        learnt = {name: self._runner.trained_with([name], "pair") for name in tasks}
+        paired = {name: bool(pairs) for name, pairs in learnt.items() if pairs is not None}
+        return _Plan(tasks, tuple(readings), paired)
 
     def _parts(self, tasks: dict[str, KindedTask], add_prefix_space: bool, *, by_kind: bool) -> tuple[Reading, ...]:
         """Return one `Reading` per group of readers that read the same part of a long example; () if all read one part.

@@ -213,15 +213,14 @@ def _remembered_facts(processor: Processor) -> dict[str, JSON]:
         return processor_facts(processor)  # settings, which take no time to digest, and which a caller may change
     settings = {} if tokenizer is processor else _parts_of(processor)
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    steps = [getattr(backend, name, None) for name in ("normalizer", "pre_tokenizer", "post_processor")]
     model: Any = getattr(backend, "model", None)
     kind: type[object] = model.__class__
     ids = range(0, len(tokenizer), len(tokenizer) // _SAMPLE + 1)
     key = (
-        *(len(tokenizer), settings, *(getattr(tokenizer, name, None) for name in _SET)),
+        *(len(tokenizer), settings, _attributes(tokenizer, _SET)),
         *(tuple(tokenizer.added_tokens_decoder), tokenizer.special_tokens_map),
-        *(step and step.__getstate__() for step in steps),
-        *(kind, [getattr(model, name) for name in _setting_names(kind)]),
+        *[step and step.__getstate__() for step in _attributes(backend, _STEPS)],
+        *(kind, _attributes(model, _setting_names(kind))),
         None if model is None else [model.id_to_token(number) for number in ids],
     )
     held = _facts.get(processor)  # once: comparing two weak references to a tokenizer is slow
@@ -230,12 +229,17 @@ def _remembered_facts(processor: Processor) -> dict[str, JSON]:
     return held[1]
 
 
+def _attributes(holder: object, names: Iterable[str]) -> list[Any]:
+    return [getattr(holder, name, None) for name in names]
+
+
 @cache
 def _setting_names(kind: type[object]) -> list[str]:
     """Return the names of the settings that a class of tokenizer models has as attributes, such as "unk_token"."""
     return [name for name in dir(kind) if not name.startswith("_") and not callable(getattr(kind, name))]
 
 
+_STEPS = ("normalizer", "pre_tokenizer", "post_processor")
 _SAMPLE = 8  # tokens that are looked up in each call
 # A vocabulary takes a tenth of a second to digest, and a processor may be passed with every call.
 _facts: MutableMapping[object, tuple[object, dict[str, JSON]]] = WeakIdKeyDictionary()
