@@ -149,7 +149,7 @@ class Column(Sequence[Cell]):
         return self.read_rows([row])[0]
 
     def read_rows(self, rows: Sequence[int]) -> tuple[Cell, ...]:
-        """Return the items of the rows with these indices, in the given order."""
+        """Return a tuple with the items of the rows with these indices, in the given order."""
         if not len(rows):
             return ()
         columns = self.rows[rows if isinstance(rows, range) else [int(row) for row in rows]].values()
@@ -208,9 +208,10 @@ def _composed(first: Callable[..., Cell] | None, second: Callable[[Cell], Cell],
 
 @final
 class Ragged:
-    """An Arrow column of lists of numbers, whose rows are arrays that share its memory or memory map.
+    """An Arrow column of lists of numbers: `ragged[row]` is an array that shares the column's memory or memory map.
 
-    The attribute `lengths` is an array with the number of entries in each row.
+    Rows count from 0; a negative number is not valid. The attribute `lengths` is an array with the number of entries in
+    each row.
     """
 
     def __init__(self, column: pa.ChunkedArray) -> None:

@@ -49,8 +49,8 @@ def length_batches(
             `equal`, all at once), and finally the batches are shuffled. None, for evaluation: the longest rows come
             first, so that the first batch shows whether memory suffices.
         equal: Whether all rows of a batch must have the same length.
-        budget: Maximum number of tokens per batch, in addition to `batch_size`, and the cost of a pass: for evaluation,
-            rows are divided so that all passes together cost least. `seed` is then ignored. None: no maximum.
+        budget: For evaluation: maximum number of tokens in a batch, and the cost of a pass. Rows are divided so that
+            all passes together cost about least, the longest rows first, and `seed` is ignored. None: no maximum.
     """
     check_range("length_batches", "batch_size", batch_size, 1)
     lengths = np.asarray(lengths, dtype=np.int64).tolist()
@@ -112,7 +112,7 @@ def _cheapest(sizes: np.ndarray, ends: np.ndarray, overhead: int) -> list[int]:
 
 
 def batch_count(lengths: Sequence[int], batch_size: int, *, equal: bool = False) -> int:
-    """Return how many batches `length_batches` makes of these arguments. ConfigError if `batch_size` is below 1."""
+    """Return how many batches `length_batches` makes without a budget. ConfigError if `batch_size` is below 1."""
     check_range("batch_count", "batch_size", batch_size, 1)
     counts = Counter(map(int, lengths)).values() if equal else [len(lengths)]
     return sum(math.ceil(count / batch_size) for count in counts)

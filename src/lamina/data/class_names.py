@@ -82,9 +82,10 @@ def parquet_features(schema: pa.Schema) -> datasets.Features | None:
 
 
 def dictionary_names(column: pa.ChunkedArray) -> tuple[str, ...] | None:
-    """Return the values of a dictionary column (a pandas Categorical), occurring or not, as class names.
+    """Return the values of a dictionary column (a pandas Categorical), as texts, also those that no row has.
 
-    Ordered values keep their order; others are sorted. None: the column has another type, or over 1,000 values.
+    Ordered values keep their order; others are sorted as texts. Null is left out. None: the column has another type, or
+    over 1,000 values.
     """
     kind = column.type
     if not pa.types.is_dictionary(kind):

@@ -25,9 +25,9 @@ class StatesForm:
 
     Attributes:
         axes: The axes of a tensor, in order.
-        tensor: Name of the tensor; None for `.npy`. "{layer}" in it stands for the program's number of a layer, if each
-            layer has its own tensor.
-        mask: Name of the mask's tensor or `.npy` file. None: no mask.
+        tensor: Name of the tensor or Parquet column; None for `.npy`. "{layer}" in it stands for the program's number
+            of a layer, if each layer has its own tensor.
+        mask: Name of the mask's tensor, column or `.npy` file. None: no mask.
         shift: Number to add to the program's layer numbers to get Lamina's.
     """
 
@@ -85,12 +85,12 @@ def describe_states(  # noqa: PLR0913
         depth: Number of blocks of the model.
         form: "vllm" (files of `extract_hidden_states`), "vllm-lens" (its tensors, saved one file per row), "lmprobe"
             (its cache of all tokens), "lmprobe-last_token", "lmprobe-first_token" or "lmprobe-mean" (its pooled cache).
-            It replaces `axes`, `tensor` and `mask`; a pooled form replaces `pooling` too. None: these four are used.
+            `axes`, `tensor` and `mask` are then ignored; with a pooled form, `pooling` too. None: these four are used.
         axes: Name of each axis of the arrays, in order: "rows", "tokens", "layers", "width".
         tensor: Name of the tensor in a safetensors file, or of the column in a Parquet file; None for `.npy`. "{layer}"
             in it stands for the number of a layer, if each layer has a tensor of its own.
-        mask: Name of the tensor, or of a `.npy` file, with the mask `[rows, tokens]`. None: padding is on the right, as
-            `lengths` say.
+        mask: Name of the tensor or column beside `tensor`, or of a `.npy` file, with the mask `[rows, tokens]`. None:
+            padding is on the right, as `lengths` say.
         rows: Number of rows in each file, if the arrays have no axis "rows". None: 1.
         lengths: A `.npy` file with the number of tokens of each row. None: the mask or the arrays show it.
         pooling: How the states of a row's tokens became one: "first", "last" or "mean". None: each token has a state.
@@ -109,8 +109,8 @@ def describe_states(  # noqa: PLR0913
     Raises:
         UnknownNameError: If there is no such form, axis or pooling.
         ConfigError: If no axis is "width", no layer is named, a number is below 1, or an option has a wrong type.
-        DataError: If the folder or a file is missing, or there is no file of states; or if a file is damaged, does not
-            have these axes, or does not show the lengths of its rows.
+        DataError: If the folder or a file is missing, or there is no file of states; or if a file is damaged or empty,
+            does not have these axes, or does not show the lengths of its rows.
         StoreError: If the facts contradict each other, or `states.json` or a temporary file cannot be written.
     """
     check_known("states", [form] if form else [], FORMS, "form")
@@ -172,16 +172,17 @@ def _arrays(folder: Path, name: str, form: StatesForm, layers: list[int], rows: 
     """Return the manifest's entries for the file `name`: one, or one per layer if each layer has its own tensor.
 
     `layers` are the program's layer numbers, to which `form.shift` is added. `rows` is the number of rows of a tensor
-    without an axis "rows". Raises DataError if a tensor is missing or damaged, or the form does not name each axis.
+    without an axis "rows". Raises DataError if a tensor is missing, damaged or empty, or the form does not name each
+    axis.
     """
     per_layer = form.tensor is not None and "{layer}" in form.tensor
     entries: list[StatesArray] = []
     for layer in layers if per_layer else [None]:
-        tensor = form.tensor.format(layer=layer) if form.tensor else None
+        tensor = form.tensor.replace("{layer}", str(layer)) if form.tensor else None
         shape = list(place_of(folder / name, tensor).shape)
-        if len(shape) != len(form.axes):
+        if len(shape) != len(form.axes) or 0 in shape:
             got = f"{folder / name} has the shape {shape}, and the axes are {', '.join(form.axes) or 'not given'}"
-            raise DataError(f"states: {got}; each axis has a name.", path=str(folder / name))
+            raise DataError(f"states: {got}; each axis has a name and a size of at least 1.", path=str(folder / name))
         sizes = dict(zip(form.axes, shape, strict=True))
         own = layers if layer is None else [layer]
         entries.append(

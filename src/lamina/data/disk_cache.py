@@ -46,7 +46,7 @@ _PARTIAL = re.compile(r"\.([0-9a-f]{32})\.(new|gone)")
 def cache_folder(asked: str | Path | None = None) -> Path:
     """Return the cache folder: `asked`, else $LAMINA_CACHE, else the folder "lamina" in the user's cache folder.
 
-    The user's cache folder is $XDG_CACHE_HOME or ~/.cache. The result need not exist.
+    The user's cache folder is $XDG_CACHE_HOME or ~/.cache. Empty variables count as not set. The result need not exist.
     """
     default = os.environ.get("LAMINA_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lamina")
     return Path(default if asked is None else asked).expanduser()
@@ -55,10 +55,11 @@ def cache_folder(asked: str | Path | None = None) -> Path:
 @final
 @dataclass(frozen=True)
 class Entry:
-    """A complete entry of the cache: a folder that is named by its key.
+    """A complete entry of the cache, in a folder of its own.
 
     Attributes:
-        facts: The contents of its index; empty if the index cannot be read.
+        key: Hash of the facts that the states depend on; the name of the folder.
+        facts: The contents of its index. Empty if the index cannot be read; only "format" if it has another format.
         size_bytes: Size of its files.
         problem: Why it cannot be used; None if it can.
     """
@@ -76,7 +77,7 @@ class Entry:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """Return all complete entries of the cache folder, newest first; those with a `problem` too.
+    """Return all complete entries of the cache folder, those with a `problem` too: newest first, of unknown age last.
 
     Other files and folders are ignored. If the folder does not exist, the list is empty. Raises CacheError if it cannot
     be read.
@@ -156,11 +157,11 @@ def _crc32(path: Path) -> int:
 
 
 def unfinished(folder: Path, *, remove: bool = False) -> list[Path]:
-    """Return the folders of unfinished entries that dead processes left in the cache.
+    """Return the `.new` and `.gone` folders that dead processes left in the cache.
 
     Entries that a thread of a living process is writing are not among them: their lock is held. With `remove`, the
-    folders are deleted as far as the disk allows, and OSError is raised if a lock cannot be taken. Without it, such
-    folders are left out, so that a read-only cache can be listed.
+    folders are deleted as far as the disk allows; OSError if a lock cannot be written. Without it, a folder whose lock
+    cannot be written is left out, so that a read-only cache can be listed.
     """
     leftovers = []
     for path in sorted(folder.glob(".*")) if is_dir(folder) else ():
@@ -211,7 +212,8 @@ def check_room(folder: Path, needed_bytes: int) -> None:
 def claim(folder: Path, key: str, expected: Mapping[str, object] | None = None) -> Iterator[Path | None]:
     """Wait until no other process or thread writes the entry of `key`, and hold its lock inside the `with` block.
 
-    Unfinished entries of processes that died are removed. Raises CacheError if this thread holds the lock already.
+    Waiting is logged. Unfinished entries of processes that died are removed. Raises CacheError if this thread holds the
+    lock already, and OSError if the folder cannot be written (see `disk_errors`).
 
     Args:
         folder: The cache folder.

@@ -190,8 +190,11 @@ class Windows:
 
     @property
     def uncacheable(self) -> str | None:
-        """Why a model's states for these rows cannot be cached, as text; None, as here, if they can be."""
-        return None
+        """Why states cannot be cached, as text: no attention mask, or further arguments. None if they can be."""
+        keys = set(self.encoded.keys)
+        if "attention_mask" in keys and keys <= _CACHED:
+            return None
+        return f"the inputs are {', '.join(self.encoded.keys)}; only texts with an attention mask are cached"
 
     @property
     def digest(self) -> str:
@@ -199,21 +202,8 @@ class Windows:
         return self.encoded.digest
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:  # noqa: ARG002  alike in every epoch
-        """Return a model's arguments for the rows with these indices, padded on the right: alike in every `epoch`."""
+        """Return a model's arguments for the rows with these indices; see `Encoded.batch`. `epoch` is unused."""
         return self.encoded.batch(rows, padding_of(self.processor))
-
-
-@dataclass(frozen=True)
-class CacheableWindows(Windows):
-    """Windows with the same tokens in every epoch, so that a model's states for them can be cached."""
-
-    @property
-    def uncacheable(self) -> str | None:
-        """Why states cannot be cached, as text: no attention mask, or further arguments. None if they can be."""
-        keys = set(self.encoded.keys)
-        if "attention_mask" in keys and keys <= _CACHED:
-            return None
-        return f"the inputs are {', '.join(self.encoded.keys)}; only texts with an attention mask are cached"
 
 
 def length_limit(model: PreTrainedModel, processor: Processor, asked: int | None = None) -> int:
@@ -249,10 +239,7 @@ def encode(
     """Tokenise texts or pairs of texts.
 
     If the tokenizer makes no token of a text (GPT-2's makes none of ""), the text becomes a single start token (or end
-    or padding token, if there is none), which the model attends to. Raises ConfigError if `max_length` leaves no room
-    for text; with `windows`, also if the tokenizer is slow, `stride` is negative or not smaller than the text's part
-    of a window, or a text is long and the installed version of tokenizers loses windows. Raises DataError if windows of
-    more than 64 MiB cannot be written to a temporary file.
+    or padding token, if there is none), which the model attends to. Lone surrogates in texts are replaced.
 
     Args:
         texts: Texts, or pairs of texts.
@@ -272,6 +259,12 @@ def encode(
 
     Returns:
         The windows, in memory or in a temporary file if they are large. The tokenizer's settings are as before.
+
+    Raises:
+        ConfigError: If `max_length` leaves no room for text. With `windows` also if the tokenizer is slow; if `stride`
+            is negative or not smaller than the text's part of a window; or if a text fills a window and the installed
+            version of tokenizers loses windows.
+        DataError: If windows of more than 64 MiB cannot be written to a temporary file.
     """
     tokenizer = tokenizer_of(processor)
     pairs = bool(texts) and not isinstance(texts[0], str)
@@ -360,7 +353,7 @@ def _cut_first_texts(tokenizer: Tokenizer, pairs: Sequence[Text], max_tokens: in
 def _needs_prefix_space(tokenizer: Tokenizer) -> bool:
     """Return whether a tokenizer is a fast byte-level BPE that does not put a space before the first word itself.
 
-    It reads the first word differently from the same word after a space. False for other tokenizers that do so.
+    Such a tokenizer reads the first word differently from the same word after a space.
     """
     step = getattr(getattr(tokenizer, "backend_tokenizer", None), "pre_tokenizer", None)
     state = {} if step is None else json.loads(step.__getstate__())

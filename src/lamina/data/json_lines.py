@@ -16,12 +16,14 @@ _EXAMPLE = 'every line is one object, as {"text": "...", "label": "..."}'
 
 
 def json_rows(path: Path, lines: Numbered[str]) -> Numbered[Record]:
-    """Yield (number, object) for the lines of a file that are not blank, or for the array that the whole file is.
+    """Yield (line number, object) for each line of a file that is not blank; if the file is one array, for its entries.
 
-    Numbers are those of the lines; in an array they count its entries from 1. A DataError stands for what is not an
-    object. A file whose first line begins with "[" is read as an array. If that fails, and the first line is a list or
-    the second an object, it is read line by line; else the iterator raises DataError. It fails too if the file has more
-    than `MAX_BYTES` characters.
+    The entries of an array are numbered from 1. A line or entry that is not an object, or a line with a key twice, is
+    replaced by a DataError. `lines` are those of `read_lines`; `path` is for messages.
+
+    A file whose first line begins with "[" is read whole, as an array. That fails if it is not one, a line cannot be
+    read, or it has more than `MAX_BYTES` (67 million) characters. If then the first line is a list or the second an
+    object, the file is read line by line; else the iterator raises DataError.
     """
     filled = (line for line in lines if isinstance(line[1], DataError) or line[1].strip())
     held = list(islice(filled, 1))
@@ -48,9 +50,10 @@ def _while_readable(lines: Numbered[str]) -> Numbered[str]:
 
 
 def _array(path: Path, lines: Sequence[str | DataError]) -> list[object] | None:
-    """Return the entries of the JSON array in the lines of a file, of which the first begins with "[".
+    """Return the entries of the JSON array in `lines`; None if the file is to be read line by line.
 
-    None: the file is to be read line by line. `lines` are those of `_while_readable`; see `json_rows` for errors.
+    `lines` are those of `_while_readable`, and the first begins with "[". Raises DataError if they are neither an array
+    nor to be read line by line; see `json_rows`.
     """
     text = "".join(map(str, lines))
     try:

@@ -30,8 +30,8 @@ _ROWS = 2**14  # rows whose sizes are computed at a time
 def read_parquet(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[tuple[int, Record | DataError]]:
     """Yield the rows of a Parquet file with their numbers, counted from 1; a row that cannot be read is a DataError.
 
-    Raises DataError if the file is not a Parquet file, a column is missing or occurs twice, or the cells take more than
-    1 GiB and more than 100 times the size of the file.
+    The iterator raises DataError if the file is not a Parquet file, a column is missing or occurs twice, or the cells
+    take more than 1 GiB and more than 100 times the size of the file.
 
     Args:
         path: The file.
@@ -130,8 +130,8 @@ def _row_sizes(cells: pa.Array) -> np.ndarray:
 def parquet_rows(path: str | Path) -> datasets.Dataset:
     """Read a Parquet file as a dataset, which is memory-mapped if it is large.
 
-    Raises DataError if the file is missing, not a Parquet file, without rows, or takes too much memory (see
-    `read_parquet`).
+    Raises DataError if the file is missing, is not a Parquet file, has no rows, has a column twice, or takes too much
+    memory (see `read_parquet`).
     """
     path = existing(path)
     with parquet_errors(path):

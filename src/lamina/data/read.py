@@ -57,8 +57,8 @@ def read_records(path: Path, file_format: str, header: Sequence[str] | None = No
     """Yield (line number, row) for the rows of a file. Numbers count from 1; a row is a dict of column name -> cell.
 
     A row that cannot be read is a DataError in place of the dict. The iterator raises DataError if the file cannot be
-    read, or if its header is blank, cannot be read, has a name twice, or has a single name with a sign that may divide
-    columns, such as ";".
+    read; if its header is blank, cannot be read, has a name twice, or has a single name with a sign that may divide
+    columns, such as ";"; or if a "jsonl" file begins with "[" but cannot be read (see `json_rows`).
 
     Args:
         path: The file.
@@ -191,8 +191,9 @@ def _to_records(path: Path, rows: Numbered[list[str]], header: Sequence[str] | N
     """Yield rows of cells as records; a row with more or fewer cells than columns is replaced by a DataError.
 
     A row that is a DataError already is yielded unchanged. Without `header`, the first row has the names of the
-    columns. Blank rows at the end of the file are left out. Raises DataError if the names cannot be read or are all
-    blank, two are the same, or (without `header`) the only one has a sign that may divide columns, such as ";".
+    columns. Blank rows at the end of the file are left out; any other blank row has one empty cell. Raises DataError if
+    the names cannot be read or are all blank, two are the same, or (without `header`) the only one has a sign that may
+    divide columns, such as ";".
     """
     names = header if header is not None else next(rows, (0, []))[1]
     if isinstance(names, DataError):
@@ -261,7 +262,7 @@ class Table:
         return len(self.rows)
 
     def column(self, name: str | int) -> Sequence[Cell]:
-        """Return the cells of a column that has a value in every row; `name` is that of `cells`.
+        """Return the cells of a column that has a value in every row; `name` is as in `cells`.
 
         Raises DataError if there is no such column, or a row has no value in it.
         """
@@ -272,7 +273,7 @@ class Table:
         return cells
 
     def key(self, name: str | int) -> str:
-        """Return the name of a column that is named as in `cells`: in a CoNLL file, -1 becomes the last number.
+        """Return a column's name as text; in a CoNLL file, -1 becomes the number of the last column.
 
         It is not checked that there is such a column.
         """
@@ -310,8 +311,9 @@ class Table:
 def read_table(path: str | Path, *, header: Columns = None, other: str | None = None) -> Table:
     """Read a whole file. Its extension, such as .tsv, .csv, .jsonl, .parquet or .conll, tells the format.
 
-    Class ids in a Parquet file become the names that its schema declares. Raises DataError if the file is missing, has
-    no row, an unknown extension, or a header or row that cannot be read.
+    Class ids in a Parquet file become the names that its schema declares. Raises DataError if the file is missing or
+    too large for its format (see `read_parquet` and `json_rows`), has no row, an unknown extension, or a header or row
+    that cannot be read.
 
     Args:
         path: The file.
@@ -326,11 +328,11 @@ def read_table(path: str | Path, *, header: Columns = None, other: str | None = 
 def read_chunks(
     path: str | Path, *, columns: Columns = None, rows: int = 1000, start: int = 0, on_bad_row: OnBadRow = None
 ) -> Iterator[Table]:
-    """Yield the rows of a file in chunks, as tables; memory does not grow with the file.
+    """Yield the rows of a file in chunks, as tables. Memory does not grow with the file, unless it is a JSON array.
 
-    Raises ConfigError if `rows` is below 1, and DataError if the file is missing or has an unknown extension. While
-    chunks are read, DataError is raised if there is no row, an invalid header or no such column; or if a row cannot be
-    read and `on_bad_row` is None.
+    Class ids in a Parquet file stay ids. Raises ConfigError if `rows` is below 1, and DataError if the file is missing
+    or has an unknown extension. While chunks are read, DataError is raised if there is no row, an invalid header or no
+    such column; or if a row cannot be read and `on_bad_row` is None.
 
     Args:
         path: The file, whose extension tells its format. Each line of a .txt file is a row with the column "text".
@@ -350,7 +352,8 @@ def read_chunks(
 def _read_whole(path: Path, file_format: str, header: Columns = None) -> Table:
     """Read a whole file of the format `file_format`: "parquet", or one of `read_records`, which explains `header`.
 
-    Large columns of text are kept on disk. Raises DataError if the file has no row, or one that cannot be read.
+    Large files of "tsv", "csv" and lines are kept on disk. Raises DataError if the file has no row, or one that cannot
+    be read.
     """
     if file_format in ("conll", "jsonl", "parquet"):
         (table,) = _tables(path, file_format)
@@ -398,9 +401,9 @@ def _tables(
     `on_bad_row` are those of `read_chunks`.
 
     Raises:
-        DataError: If `on_bad_row` is None and a record after the first `start` good ones is a DataError. The good
-            records before it are yielded first. Always if the file is empty or lacks a column; but in JSON Lines a
-            missing column makes records bad.
+        DataError: If a row after the first `start` good ones cannot be read and `on_bad_row` is None; the good rows
+            before it are yielded first. Also if the file is empty or lacks one of the `columns`. In JSON Lines, a row
+            without a column is one that cannot be read.
     """
     chunk: dict[int, Record] = {}  # number of a row in the file -> the row
     problem: DataError | None = None
@@ -503,10 +506,10 @@ def _cell(path: Path, record: Record, name: str, file_format: str) -> Cell:
 def sentences(path: str, read: Callable[[], Numbered[str]]) -> Numbered[dict[str, list[str]]]:
     """Yield (number of the sentence's first line, {"0": its words' cells in column 0, ...}) from a CoNLL file.
 
-    Comments (lines that begin with `#` before the first word of a sentence), a header, and the lines of CoNLL-U that
-    repeat words (`1-2`, `8.1`) are skipped. Each other line is a word with its columns, separated by tabs or blanks; a
-    blank line or "-DOCSTART-" ends a sentence. A sentence is replaced by a DataError if one of its lines cannot be
-    read, or has another number of columns than the file's first word.
+    Comments (lines that begin with `#` before the first word of a sentence), a header, which is logged, and the lines
+    of CoNLL-U that repeat words (`1-2`, `8.1`) are skipped. Each other line is a word with its columns, separated by
+    tabs or blanks; a blank line or "-DOCSTART-" ends a sentence. A sentence is replaced by a DataError if one of its
+    lines cannot be read, or has another number of columns than the file's first word.
 
     Args:
         path: Name of the file for messages.

@@ -74,10 +74,10 @@ class RecordedStates:
 
     Args:
         folder: The folder.
-        manifest: The contents of `states.json`. The files are checked against it, with the errors of `open`.
+        manifest: The contents of `states.json`. The files are checked against it; DataError if one does not fit.
 
     Attributes:
-        lengths: Number of tokens of each row; 1 if states are pooled and the manifest does not have these numbers.
+        lengths: Array with the number of tokens of each row; 1 if states are pooled and the manifest has no numbers.
     """
 
     def __init__(self, folder: Path, manifest: StatesManifest) -> None:
@@ -187,7 +187,7 @@ class RecordedStates:
         """Return the states `[tokens, layers, width]` of a row.
 
         `number` is the array's index in the manifest. `local` and `row` are the row's number in the array and among all
-        rows, and `layers` the places of the layers in the array.
+        rows. `layers` are positions on the array's axis "layers", from 0.
         """
         array, place = self.manifest.arrays[number], self._places[number]
         axes, mask, count = array.axes, self._masks[number], int(self.lengths[row])
@@ -316,10 +316,6 @@ class RecordedStates:
             own = None if given is None else given[at : at + array.rows]
             if mask is not None:
                 found = mask.sum(1)
-                if not found.all():
-                    row = at + int(found.argmin())
-                    got = f"the mask '{array.mask}' of {array.file} has no token in row {row} (from 0)"
-                    raise DataError(f"states: {self.folder}: {got}; every row has at least 1.", row=row)
             elif "rows" in array.axes:
                 found = np.full(array.rows, size) if own is None else np.minimum(own, size)
             elif array.rows == 1:
@@ -331,6 +327,10 @@ class RecordedStates:
                 found = own
                 if found.sum() != size:
                     raise self._wrong_lengths(array, f"{size} tokens", int(found.sum()))
+            if not found.all():
+                row, source = at + int(found.argmin()), "" if mask is None else f"the mask '{array.mask}' of "
+                got = f"{source}{array.file} has no token in row {row} (from 0)"
+                raise DataError(f"states: {self.folder}: {got}; every row has at least 1.", row=row)
             if own is not None and (wrong := np.flatnonzero(own != found)).size:
                 row = int(wrong[0])
                 has = f"{pluralize(int(found[row]), 'token')} in row {at + row} (from 0)"

@@ -200,7 +200,7 @@ def open_states(
 def obstacle(bank: ReaderBank, names: Sequence[str], inputs: CacheableInputs | None = None) -> str | None:
     """Return why the readers in `names` cannot use cached hidden states, as a phrase for a message; None if they can.
 
-    Without `inputs`, the encoded examples, only the readers are checked.
+    Without `inputs`, the encoded examples, only the readers are checked. UnknownNameError if there is no such reader.
     """
     if bank.train_base:
         return "the model is trained too, so its states change"
@@ -319,19 +319,21 @@ class CachedStates:
     """Hidden states of encoded examples, in memory or in memory-mapped files that several processes may read at once.
 
     Args:
-        arrays: Name of each stack -> its states, an array `[tokens, layers, width]` with the tokens of all examples in
-            a row.
+        arrays: Name of each stack -> its states, an array `[tokens, layers, width]` with the tokens of all examples.
         layout: Where the states of each example and layer lie in the arrays.
         dtype: Dtype of the returned states: the one in which the model computed them. They are stored in
             `layout.dtype`.
         device: Device on which states are returned.
+
+    Attributes:
+        folder: The folder of the files; None if the states are in memory.
     """
 
     def __init__(
         self, arrays: Mapping[str, np.ndarray], layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> None:
         self.layout, self.dtype, self.device = layout, dtype, device
-        self.folder: Path | None = None  # of the files; None: the states are in memory
+        self.folder: Path | None = None
         self._arrays, self._starts = arrays, layout.starts
         self._buffer = np.empty(0, layout.dtype)  # reused, because to allocate memory takes longer than to fill it
 
@@ -350,7 +352,10 @@ class CachedStates:
         return states
 
     def select(self, rows: Sequence[int]) -> CachedStates:
-        """Return the states of the rows with these indices, in this order. They are not copied."""
+        """Return the states of the rows with these indices, in this order. They are not copied.
+
+        The result's `layout` has the lengths of these rows, but not their places in the arrays.
+        """
         layout = replace(self.layout, lengths=[self.layout.lengths[row] for row in rows])
         chosen = CachedStates(self._arrays, layout, self.dtype, self.device)
         chosen.folder, chosen._starts = self.folder, self._starts[list(rows)]

@@ -21,8 +21,8 @@ def read_flags(encoded: Encoded) -> list[list[bool]]:
 
     Neighbouring windows share tokens. The answer for each token of a text is taken from one window: the one with the
     most context, which is the smaller of the numbers of tokens to the left and right. At the start and the end of the
-    text, context counts as unlimited; the first of equal windows counts. Special tokens, and the first texts of pairs,
-    have False.
+    text, context counts as unlimited; the first of equal windows counts. Tokens outside `Encoded.token_ranges`, such as
+    special tokens, have False.
     """
     flags = [[False] * length for length in encoded.lengths.tolist()]
     texts, ranges = encoded.text.tolist(), encoded.token_ranges
@@ -65,10 +65,10 @@ class WordToken(NamedTuple):
 def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> Iterator[WordToken]:
     """Yield the tokens of all words, window by window. A token in several windows comes once (see `read_flags`).
 
-    `encoded` has offsets, and `words` the characters (start, end) of each word of each text, from left to right. A
-    token belongs to the first word with which it shares characters; it may contain spaces too. A word has no token if
-    the tokenizer drops it or joins it to the word before. Raises ConfigError if `words` has a different number of
-    texts, or there are no offsets.
+    `encoded` has offsets, and `words` the characters (start, end) of each word of each text, from left to right, where
+    `end` is exclusive. A token belongs to the first word with which it shares characters; it may contain spaces too. A
+    word has no token if the tokenizer drops it or joins it to the word before. Raises ConfigError if `words` has a
+    different number of texts, or there are no offsets.
     """
     words = list(words)
     if encoded.texts != len(words):
@@ -95,11 +95,11 @@ def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) ->
 
 
 def deciding_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> list[tuple[int, int] | None]:
-    """Return for each word the token from which its label is predicted, as window and position in the window.
+    """Return for each word of all texts the token from which its label is predicted: (window, position in the window).
 
     It is the first token that belongs to the word (see `word_tokens`). If every token that shares characters with the
     word belongs to an earlier word, it is the first of these tokens, which several words then have in common. None: the
-    tokenizer drops the word. Arguments and errors are those of `word_tokens`.
+    tokenizer drops the word. Arguments and the ConfigError are those of `word_tokens`.
     """
     words = list(words)
     owned: dict[int, tuple[int, int]] = {}
@@ -112,9 +112,10 @@ def deciding_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]
 
 
 def word_places(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> dict[int, list[tuple[int, int]]]:
-    """Return window -> a list of (position, word), one for each word's first token; words count through all texts.
+    """Return window -> a list of (position, word) with the first token that belongs to each word, see `word_tokens`.
 
-    Arguments and errors are those of `word_tokens`. Windows without a first token have no entry.
+    Words are numbered through all texts, from 0. Windows without a first token have no entry. Arguments and the
+    ConfigError are those of `word_tokens`.
     """
     firsts: dict[int, WordToken] = {}
     for token in word_tokens(encoded, words):
@@ -134,7 +135,7 @@ def word_labels(
     """Yield, for each window, a label for every token; `IGNORED` (-100) stands for none.
 
     The token from which a word is predicted (see `deciding_tokens`) has the word's label. If several words are
-    predicted from one token, it has the label of the first. Errors are those of `word_tokens`.
+    predicted from one token, it has the label of the first. Raises ConfigError as `word_tokens` does.
 
     Args:
         encoded: The texts, tokenised with offsets.

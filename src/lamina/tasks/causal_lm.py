@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast, final
 import torch
 from torch import Tensor
 
-from lamina.data.encode import CacheableWindows, Encoded, Windows, length_limit
+from lamina.data.encode import Encoded, Windows, length_limit
 from lamina.data.read import Table
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, UnsupportedModelError
@@ -46,7 +46,7 @@ class CandidatesAnswer(TypedDict):
 
 @final
 @dataclass(frozen=True)
-class CausalInputs(CacheableWindows):
+class CausalInputs(Windows):
     """Blocks or rows of tokens, each labelled with the token that follows it. It is a `lamina.tasks.base.Inputs`.
 
     Attributes:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, cast, final
 import numpy as np
 from torch import Tensor
 
-from lamina.data.encode import CacheableWindows, Encoded
+from lamina.data.encode import Encoded, Windows
 from lamina.data.read import Table
 from lamina.errors import ConfigError
 from lamina.heads.base import TaskLike
@@ -147,7 +147,7 @@ class ClassKind(Kind[InputsT]):
 
 @final
 @dataclass(frozen=True)
-class TextInputs(CacheableWindows):
+class TextInputs(Windows):
     """Texts as windows of tokens. It is a `lamina.tasks.base.Inputs`."""
 
     @classmethod

@@ -190,6 +190,28 @@ def test_a_parquet_file_without_rows_is_named(tmp_path: Path):
         describe_states(tmp_path, axes=["rows", "width"], tensor="s", layers=[1], depth=3, pooling="mean")
 
 
+@pytest.mark.parametrize("shape", [(0, 2, WIDTH), (1, 0, WIDTH), (1, 2, 0)])
+def test_an_empty_array_is_named(tmp_path: Path, shape: tuple[int, ...]):
+    np.save(tmp_path / "x.npy", np.ones(shape, np.float32))
+    with pytest.raises(DataError, match=r"x.npy has the shape .*each axis has a name and a size of at least 1"):
+        describe_states(tmp_path, axes=["rows", "tokens", "width"], layers=[1], depth=3)
+
+
+def test_a_row_without_tokens_is_named(tmp_path: Path):
+    np.save(tmp_path / "x.npy", np.ones((2, 0, WIDTH), np.float32))
+    array = {"file": "x.npy", "axes": ["rows", "tokens", "width"], "shape": [2, 0, WIDTH], "rows": 2}
+    manifest(tmp_path, rows(1, 1), [1], arrays=[array])
+    with pytest.raises(DataError, match=r"x.npy has no token in row 0 \(from 0\); every row has at least 1"):
+        RecordedStates.open(tmp_path)
+
+
+def test_braces_in_the_name_of_a_tensor(tmp_path: Path):
+    states = rows(2)
+    save_file({"{model}": states[0]}, tmp_path / "0.safetensors")
+    describe_states(tmp_path, axes=["tokens", "layers", "width"], tensor="{model}", layers=LAYERS, depth=3)
+    check(tmp_path, states)
+
+
 def test_a_refused_description_leaves_a_good_one(tmp_path: Path):
     folder = packed(tmp_path / "a", rows(2, 3), LAYERS)
     before = (folder / "states.json").read_text()
