@@ -196,7 +196,7 @@ class Targets:
 
 
 def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
-    """Return the targets of a classifier.
+    """Return the targets of a classifier; log a warning if y has texts and numbers, which all become texts.
 
     Raises DataError if y is None, is not as long as `texts`, lacks a label, has only one class, or has another form.
 

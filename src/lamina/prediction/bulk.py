@@ -451,12 +451,18 @@ class Answered:
 
 @final
 class Answering:
-    """Predicts the rows of a `Chunk` when called. Objects of this class can be sent to Ray workers."""
+    """Predicts the rows of a `Chunk` when called. Objects of this class can be sent to Ray workers.
+
+    Args:
+        predictor: Predicts.
+        source: The file of the rows; paths of images and audio clips start at its folder.
+        skip_bad: Whether rows that cannot be read are left out. False: the first one ends the run.
+        by_tokens: Whether passes are limited by their tokens too. False: by rows only.
+    """
 
     def __init__(self, predictor: Predictor, source: Path, *, skip_bad: bool, by_tokens: bool) -> None:
         self._predictor, self._source, self._skip_bad = predictor, str(source), skip_bad
-        self._folder = source.resolve().parent  # paths of images and audio clips are relative to it
-        self._by_tokens = by_tokens  # whether passes are limited by tokens; else by rows only
+        self._folder, self._by_tokens = source.resolve().parent, by_tokens
 
     def begin(self) -> None:
         """Move the model to this process's GPU, if there is one."""

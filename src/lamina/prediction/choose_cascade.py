@@ -250,7 +250,7 @@ def _candidates(
 
 
 def _least_recall(rates: Calibration) -> float:
-    """Return the one-sided lower confidence bound (Clopper-Pearson) of the recall in `rates`, at their confidence."""
+    """Return the one-sided lower confidence bound (Clopper-Pearson) of the recall in `rates`; 0 for a recall of 0."""
     from scipy.stats import beta
 
     hits = round(rates.recall * rates.positives)

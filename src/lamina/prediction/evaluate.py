@@ -82,7 +82,9 @@ def evaluate(  # noqa: PLR0913
     """Score the readers of a bank, or a model with a head of its own, on a split of their tasks.
 
     Readers whose tasks have the same examples share every pass. All examples are encoded and checked first. If tasks
-    have different examples, with more than 2**22 tokens in all, they are encoded again when they are scored.
+    have different examples, with more than 2**22 tokens in all, they are encoded again when they are scored. Warnings
+    name readers that are untrained, that read only the start of examples, or that were trained on pairs and now read
+    single texts (or the other way round).
 
     Args:
         bank_or_model: A bank, or a whole model.
@@ -221,9 +223,8 @@ def _prepared(
     All groups are encoded and checked here. If they have too many tokens for memory, they are dropped, and encoded
     again when they are scored. A single group with all `count` tasks of the call is always kept.
 
-    Warnings are logged for examples that are cut, and for readers that were trained on pairs and now read single texts,
-    or the other way round. Raises ConfigError if `errors` is not 0 and the answers of a task are not right or wrong one
-    by one; other errors are those of `evaluate`.
+    The warnings of `evaluate` are logged here. Raises ConfigError if `errors` is not 0 and the answers of a task are
+    not right or wrong one by one; other errors are those of `evaluate`.
     """
     runner = open_runner(target, tasks, "evaluate", processor, options)
     runner.check(tasks, (split,))

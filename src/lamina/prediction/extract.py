@@ -250,7 +250,7 @@ class _Plan:
     def write(self, number: int, path: Path, batch_size: int) -> None:
         """Write the states of the rows of file `number` to `path` as a .npy array, in passes of `batch_size` rows.
 
-        `path` may have any name. Raises the errors of `_compute`.
+        Raises DataError or ConfigError, as `_compute` does.
         """
         rows, shape = self.parts[number], tuple(self.shape(number))
         states = np.lib.format.open_memmap(path, "w+", np.dtype(self.dtype), shape)

@@ -23,14 +23,12 @@ def columns_of(source: Path, text: str | None, text_pair: str | None, readers: M
     Args:
         source: The file.
         text: Column of the text, image or audio clip. None: `usual_column` chooses it.
-        text_pair: Column of the second text. None: rows are pairs only if a reader other than a language model learnt
-            from pairs, all readers learnt from the same two columns, the file has both, and `text` is None or the first
-            of them; `text_pair` is then the second.
+        text_pair: Column of the second text. None: it is chosen as in `predict_file`, or rows are single texts.
         readers: The readers that answer, by name. Empty for a whole model.
 
     Raises:
         ConfigError: If both columns are the same; or if no column is named, a reader gives one answer about a pair of
-            texts, and no second column can be chosen as above.
+            texts, and no second column can be chosen.
         DataError: If no column is named and none is usual, or the file cannot be read.
     """
     learnt = {name: reader.info.get("columns", {}) for name, reader in readers.items()}
@@ -63,7 +61,7 @@ def columns_of(source: Path, text: str | None, text_pair: str | None, readers: M
 
 
 def usual_column(source: Path, names: Sequence[str], learnt: Sequence[str]) -> str:
-    """Return the text column of a file with the columns `names`, of which the user names none.
+    """Choose the text column of a file among its columns `names`, if the user names none, and return it.
 
     It is the only column; else the column in `learnt` (which readers learnt from), if the file has just one of these;
     else the first of `USUAL_COLUMNS` that it has. Raises DataError if there is none.
@@ -81,6 +79,6 @@ def usual_column(source: Path, names: Sequence[str], learnt: Sequence[str]) -> s
 
 
 def _names(source: Path) -> list[str]:
-    """Return the names of a file's columns; DataError if the file cannot be read."""
+    """Return the names of the columns in a file's first 100 rows; DataError if the file cannot be read."""
     first = next(read_chunks(source, rows=100, on_bad_row=lambda _: None), None) or next(read_chunks(source))
     return list(first.columns)

@@ -73,7 +73,7 @@ def predict(  # noqa: PLR0913
     (the end, if the tokenizer truncates on the left); readers that predict per token read it in overlapping
     windows. In a pair of texts, readers that predict per token label the second text. Masked language modelling fills
     in the mask tokens of a text, such as "[MASK]". Causal language modelling continues a text or a chat, and leaves out
-    the start of one that is too long.
+    the start of one that is too long. Warnings count examples that are blank or too long.
 
     Args:
         bank_or_model: A bank, or a whole model. Or the folder or hub id of a saved bank or model, which is loaded, on a
@@ -176,7 +176,7 @@ class Reading:
     """How to encode examples for readers with equal inputs, or for a whole model. Computed once, then reused.
 
     Attributes:
-        tasks: Reader name -> its head's config, a `TaskLike`.
+        tasks: Reader name (or the kind of a whole model's task) -> the outline of its task, a `TaskOutline`.
         kind: Encodes the examples.
         options: How it encodes them.
         apart: If the readers read different parts of a long text, one `Reading` for each part; else empty.
@@ -194,7 +194,7 @@ class _Plan(NamedTuple):
     """How to run the readers (or a whole model); it depends on their training, the processor and the options.
 
     Attributes:
-        tasks: Reader name -> its head's config, a `TaskLike`.
+        tasks: As in `Reading`, for all readers.
         readings: How to encode the examples for each group of readers.
         paired: Reader name -> whether it was trained on pairs of texts, where this is known.
     """
@@ -387,8 +387,7 @@ class Predictor:
 
     def _labels_words_of_one_text(self, name: str) -> bool:
         """Return whether a reader labels words, and is known to have learnt from single texts."""
-        learnt_pairs = self._runner.trained_with([name], "pair")  # 0, 1, or None if it is not known
-        return self._tasks[name].kind.tags_words and learnt_pairs == 0
+        return self._tasks[name].kind.tags_words and self._runner.trained_with([name], "pair") == 0  # None: not known
 
     def prepared(self, splits: Mapping[str, Split]) -> Prepared:
         """Encode `splits`, as `prepare` makes them: kind of task -> the examples in the form that this kind reads.
@@ -418,7 +417,8 @@ class Predictor:
     ) -> Generator[None, None, list[Answers]]:
         """Return one dict per example: reader name -> prediction.
 
-        A generator: it yields after each pass but the last, so that the caller can do other work in between.
+        A generator: it yields after each pass but the last, so that the caller can do other work in between. It logs no
+        warnings, and uses the `engine` that is set.
 
         Args:
             prepared: The examples, from `prepare`.

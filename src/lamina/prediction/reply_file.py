@@ -229,6 +229,8 @@ def _pairs(table: Table, names: Mapping[str, str]) -> list[tuple[str, str]]:
 def _chats(table: Table, column: str, processor: Processor) -> list[tuple[str, str]]:
     """Return (prompt, reply) for each row, from a column of chats; the tokenizer's chat template writes the prompt.
 
+    A begin token is removed from the prompt if the tokenizer adds one itself.
+
     Raises DataError if a cell is not a chat, or the chat does not consist of a prompt and a last message, the reply;
     ConfigError if the tokenizer has no chat template.
     """

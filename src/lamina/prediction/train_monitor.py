@@ -388,7 +388,8 @@ def _tasks(parts: Parts, positive: str) -> dict[str, Task]:
 def _add_candidates(bank: ReaderBank, task: Task, seed: int) -> bool:
     """Add the candidate readers to a bank; return whether they can score a text while it is written.
 
-    `task` has the labels of their heads, and `seed` decides their random weights.
+    They have the task's default fusion, `AdaLayers` of 64 features, the middle layer, and the last. `task` has the
+    labels of their heads, and `seed` decides their random weights.
     """
     default = Reader.default(task, watch=True)
     stack = next(iter(bank.stacks.values()))

@@ -336,7 +336,7 @@ class BankRunner(Runner):
         return [cast("Tensor", out[name].loss) / self._spreads.get(name, 1.0) ** 2 for name in names]
 
     def count_labels(self, name: str, labels: Tensor) -> float:
-        """Return the number by which the mean loss of the reader `name` divides a sum over labels; see `Head.count`."""
+        """Return the divisor of the mean loss of the reader `name`; see `Head.count`."""
         return float(self.bank[name].head.count(labels.to(self.device)))
 
     def outputs(

@@ -203,7 +203,7 @@ class Runner(ABC):
 
     @abstractmethod
     def count_labels(self, name: str, labels: Tensor) -> float:
-        """Return the divisor of the mean loss: the number of labels not ignored; with class weights, their sum."""
+        """Return the divisor of the mean loss: the number of labels that count, or the sum of their class weights."""
 
     @abstractmethod
     def outputs(

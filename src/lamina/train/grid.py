@@ -81,8 +81,8 @@ def expand(reader: Reader, grid: Mapping[str, Sequence[object]], *, name: str = 
 
     Raises:
         UnknownNameError: If a key, or a name in a value, does not exist.
-        ConfigError: If a key is ambiguous or comes twice; if its values are no list, none, or have duplicates; if a
-            value does not fit its field; or if there are more than 100,000 combinations.
+        ConfigError: If a key is ambiguous or comes twice; if its values are not a list, are empty or have duplicates;
+            if a value does not fit its field; or if there are more than 100,000 combinations.
     """
     axes = _axes(reader, grid, f"grid of '{name}'")
     check_count(f"grid of '{name}'", axes)

@@ -113,8 +113,8 @@ def group_tasks(
 ) -> Iterator[Group]:
     """Put tasks with equal examples into groups; yield each once its examples are encoded and its labels are made.
 
-    Tasks are in one group if their examples, kind of inputs, and options `by_row` and `image_size` are equal. If
-    tasks on tokens would read long texts or pairs differently from tasks on whole texts, the two are in two groups.
+    Tasks are in one group if their examples, kind of inputs, and options `by_row` and `image_size` are equal. But tasks
+    on tokens and tasks on whole texts get a group each if they would read a long text or a pair differently.
 
     Args:
         tasks: Learner name -> task.

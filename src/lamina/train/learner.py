@@ -42,7 +42,7 @@ class Progress:
         top: The best score so far; None before the first.
         mark: The score that early stopping compares with; None before the first.
         stalled: Epochs since the score was last better than `mark` by more than `early_stopping_min_delta`.
-        cooled: Epochs since the score was last better than `top`, or the plateau schedule last acted.
+        cooled: Epochs since the score was last better than `top`, or since the plateau schedule acted, if later.
         scale: Factor of the learning rate that the plateau schedule has reached.
         done: Optimizer steps so far.
         began: `done` when the present stage of training began (see `Fusion.on_epoch_end`).
@@ -310,10 +310,10 @@ def reader_groups(module: nn.Module, rate: float, options: FitOptions, op: str =
 
 
 def start_output(output: nn.Linear, labels: Array) -> float:
-    """Return the standard deviation of a regression's labels (1 if all are equal), to which an output is scaled.
+    """Return the standard deviation of a regression's labels, 1 if all are equal. Scale a new `output` to the labels.
 
-    An output that was never trained, as its zero bias shows, is changed in place: its bias becomes the labels' mean,
-    and its weights are multiplied by the deviation. Its first predictions are then near the labels. NaN is no label.
+    An output with a zero bias that can be trained counts as new. Its bias becomes the labels' mean, in place, and its
+    weights are multiplied by the deviation, so that its first predictions are near the labels. NaN is no label.
     """
     known = labels[np.isfinite(labels)].astype(np.float64)
     spread = float(known.std()) or 1.0
@@ -327,8 +327,9 @@ def start_output(output: nn.Linear, labels: Array) -> float:
 def scaled_groups(groups: Sequence[ParameterGroup], output: nn.Linear, factor: float) -> list[ParameterGroup]:
     """Return the groups with the learning rate of the parameters of `output` multiplied by `factor`.
 
-    If `factor` is the deviation of the labels (its square with SGD), a reader whose loss is divided by their variance
-    learns as if they were divided by their deviation. The weight decay per step stays the same.
+    `BankRunner.losses` divides the loss of a regression by the variance of its labels. If `factor` is their standard
+    deviation (its square with SGD), the reader learns as from labels that were divided by the deviation. The weight
+    decay per step stays the same.
     """
     own, split = set(map(id, output.parameters())), list[ParameterGroup]()
     for group in groups:

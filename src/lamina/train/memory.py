@@ -195,7 +195,7 @@ def model_memory(model: PreTrainedModel, shape: RowShape) -> BatchBytes:
 def _measure(
     model: PreTrainedModel, readers: Readers, tokens: int, labels: Labels | None = None, *, grad: bool
 ) -> BatchBytes:
-    """Measure the memory that readers need for a batch, in training (`grad`; `reader_memory`) or `scoring_memory`.
+    """Measure the memory that readers need for a batch: in training with `grad`, else in scoring.
 
     In training, it is what autograd keeps for the gradients; in scoring, the peak. The readers run on states of zeros.
     The model itself does not run, and neither its weights nor its gradients count. Readers that need the inputs of the

@@ -243,13 +243,13 @@ def _warn_of_few_rows(op: str, scored: Mapping[str, Task], options: FitOptions, 
 
 
 def _warned_of_little(op: str, engine: Engine, result: FitResult) -> FitResult:
-    """Return the result of a run of `fit`, after warnings about readers that may have learnt little; others unchanged.
+    """Return `result` unchanged, after warnings about the learners that may have learnt little, if `op` is "fit".
 
-    A warning names the readers that took fewer than 30 optimizer steps, unless the options that decide their number
-    have other values than the defaults. Another names the other learners that are not better, on their validation
-    splits, than the best constant answer (by the mean absolute error, if that is a metric of theirs); where one class
-    has nearly all rows, it suggests other metrics than accuracy. Splits with fewer than 20 labelled rows are left out.
-    A warning lists at most 10 names. `op` begins the messages. Only rank 0 warns.
+    One names the readers that took fewer than 30 optimizer steps, if the options that decide their number have the
+    defaults. Another names the other learners that are not better on their validation split than the best constant
+    answer, by the deciding metric or, if the task has it, the mean absolute error. Splits with fewer than 20 labelled
+    rows, or with a constant answer that is always right, are left out. If one class has over 90 % of the rows, other
+    metrics than accuracy are suggested. A warning lists at most 10 names. Only rank 0 warns.
     """
     if op != "fit" or rank():
         return result
@@ -263,7 +263,7 @@ def _warned_of_little(op: str, engine: Engine, result: FitResult) -> FitResult:
         took = f"took {most}{pluralize(max(few.values()), 'optimizer step')}, perhaps too few to learn from"
         enough = math.ceil(LEAST_STEPS * plan.epochs[next(iter(few))] / min(few.values()))
         hint = f"Raise epochs, for instance to {enough}, or lower batch_size"
-        logger.warning("%s: %s %s. %s.", op, _first_ten([f"'{name}'" for name in few]), took, hint)
+        logger.warning("fit: %s %s. %s.", _first_ten([f"'{name}'" for name in few]), took, hint)
     poor: list[str] = []
     uneven: list[Task] = []
     for name, constant in result.baselines.items():
@@ -278,7 +278,7 @@ def _warned_of_little(op: str, engine: Engine, result: FitResult) -> FitResult:
             uneven += [plan.tasks[name]] if metric == "accuracy" and constant[metric] > _NEARLY_ALL else []
     if poor:
         names, hint = _first_ten(poor), _other_metrics(uneven[0]) if uneven else ""
-        logger.warning("%s: not better on validation than one and the same answer: %s%s", op, names, hint)
+        logger.warning("fit: not better on validation than one and the same answer: %s%s", names, hint)
     return result
 
 
