@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from contextlib import suppress
 from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import torch
@@ -16,7 +17,7 @@ from lamina.editing.insert import RANDOM, insert_
 from lamina.editing.keep import drop_, keep_, truncate_
 from lamina.editing.merge import merge_
 from lamina.editing.reinit import reinit_
-from lamina.errors import ConfigError, LaminaError, LayerIndexError, UnknownNameError, check_known, convert_errors
+from lamina.errors import ConfigError, LaminaError, LayerIndexError, check_known, convert_errors
 from lamina.layers import select
 from lamina.recipes.strict_yaml import Strict, checked, error_at
 from lamina.utils import derive_seed
@@ -101,21 +102,23 @@ def arguments_of(edit: str) -> type[BaseModel]:
     return arguments
 
 
-def check_named_edit(edit: Mapping[str, Arguments | None], more: Mapping[str, type[Strict]] | None = None) -> None:
-    """Check an edit of a recipe or a plan: one name with its arguments. `more` has the arguments of a plan's own edits.
+def check_named_edit(
+    edit: Mapping[str, Arguments | None], more: Mapping[str, type[Strict]] = MappingProxyType({})
+) -> None:
+    """Check an edit of a recipe, or of a plan of `lamina edit`: one name with its arguments (None: no arguments).
 
-    None: it is a recipe's. Raises ConfigError unless there is exactly one name; ValidationError if there is no such
-    edit, or an argument is not allowed.
+    `more` has the edits that only a plan may have, name -> model of the arguments; it is empty for a recipe. Raises
+    ConfigError unless there is exactly one name; ValidationError if there is no such edit, or an argument is not
+    allowed.
     """
     if len(edit) != 1:
         raise ConfigError("each edit is one name with its arguments; the next starts with '-'")
     for name, arguments in edit.items():
         with error_at(name):
-            if more is not None and name in more:
+            if name in more:
                 more[name].model_validate(arguments, strict=True)
-            elif more is not None and name not in EDITS:
-                raise UnknownNameError(op="plan", got=str(name), known=[*EDITS, *more], what="edit")
             else:
+                check_known("plan" if more else "recipe", [name], [*EDITS, *more], "edit")
                 check_edit(name, arguments or {})
 
 
@@ -133,7 +136,7 @@ def is_random(edit: str, arguments: Arguments) -> bool:
 
 
 def is_applied(edit: str, arguments: Arguments) -> bool:
-    """Return whether an edit changes anything: not if the argument that names its layers is None.
+    """Return whether an edit is to be applied; False if its layers (`keep` of "truncate") are given as None.
 
     Raises ConfigError if a required argument is missing, and UnknownNameError if the edit does not exist.
     """
@@ -147,8 +150,8 @@ def apply_edits(model: PreTrainedModel, edits: Sequence[tuple[str, Arguments]], 
     """Apply edits to a model, in place and in order. Each edit is a name with its arguments.
 
     `seed` decides random weights; each edit has its own random numbers. `where` is the source of the edits for
-    messages, such as "recipe, methods.new". Raises LaminaError if an edit cannot be applied to the model. Earlier edits
-    stay applied.
+    messages, such as "recipe, methods.new". Raises LaminaError, which names `where` and the edit, if an edit cannot be
+    applied to the model. Earlier edits stay applied.
     """
     for number, (name, arguments) in enumerate(edits):
         random = {}

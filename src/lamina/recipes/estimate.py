@@ -79,9 +79,10 @@ def fit_batches(
 ) -> list[FittedBatch]:
     """Return batches that fit a GPU, for each task and method: those of the recipe, or the largest that fit.
 
-    Rows per optimizer step stay as they are. `planned` are all runs, and `tasks` has the copies of those tasks whose
-    data was read. `memory_bytes` is the memory of each GPU, of which 90 % are used. The memory of a batch is that of
-    its largest run, or of all readers that share passes. Raises ConfigError if not even one row fits.
+    Readers that share passes have one entry, for all of them together. Runs of a method whose rows per step or longest
+    rows differ have separate entries. Rows per optimizer step stay as they are. `planned` are all runs, and `tasks` has
+    the copies of those tasks whose data was read. `memory_bytes` is the memory of each GPU, of which 90 % are used.
+    Raises ConfigError if not even one row fits.
     """
     batches: list[FittedBatch] = []
     if not recipe.methods:
@@ -167,8 +168,9 @@ def fitted_batches(
 
     `specs` is run name -> run, and `outlines` is task name -> its number of rows and tokens. A resumed run gets the
     batches that are saved in its output `folder`, if there are any. Readers that are trained together get the smallest
-    batch of them. All processes must call this. Raises ConfigError if not even one row fits, and StoreError if the
-    batches of the output folder are unreadable. Other errors are those of `load_config` and `sized_runs`.
+    batch of them. All processes must call this. Raises ConfigError if not even one row fits, StoreError if the batches
+    of the output folder are unreadable, and LaminaError if the model's config cannot be loaded, or a reader or an edit
+    does not fit the model.
     """
     join_processes()  # `fit_batches` divides rows among all processes, which must have met for that
     known = {} if folder is None else _read_batches(folder)
@@ -327,7 +329,8 @@ def _load_config(recipe: Recipe) -> tuple[PretrainedConfig, str]:
     """Return a model's config and its origin: OWN (found with the recipe's model) or GIVEN (written in the recipe).
 
     The recipe's `architecture` is used only if the model is not found (the hub cannot be reached, for example). Raises
-    ModelNotFoundError if the model is not found and the recipe has no `architecture`, and the errors of `config_of`.
+    ModelNotFoundError if the model is not found and the recipe has no `architecture`. Other errors are those of
+    `load_config` and `config_of`.
     """
     try:
         return load_config(recipe.model, revision=recipe.revision), OWN
@@ -377,7 +380,7 @@ def _task_row(name: str, runs: list[SizedRun], passes: Iterable[SharedPass]) -> 
 
 
 def readable(count: float) -> str:
-    """Return a number as text with three digits and a unit prefix, such as "1.23 G"."""
+    """Return a number as text with three significant digits and a unit prefix, such as "1.23 G"."""
     power = 0 if count < 1000 else min(int(math.log10(count) / 3 + 1e-9), 8)
     power += power < 8 and count / 1000**power >= 999.5  # would be rounded to 1000 of the smaller unit
     return f"{count / 1000**power:.3g} {' kMGTPEZY'[power]}".strip()

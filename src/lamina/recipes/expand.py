@@ -129,9 +129,10 @@ def _reader_specs(body: ReaderRecipe, task: KindedTask, template: RunSpec) -> It
 def _method_specs(method: MethodRecipe, template: RunSpec) -> Iterator[RunSpec]:
     """Yield a run for each setting of a method's grid; `template` is a run with the name, task and default options.
 
-    The method's options replace the template's, and the grid's values replace both. Grid keys such as "insert.count"
-    set an argument of one of the method's edits; edits whose layers are None are left out. Raises ConfigError if an
-    edit lacks a required argument, and UnknownNameError if a key of the grid or an edit does not exist.
+    The method's options replace the template's, and the grid's values replace both, except a "seed", which is only a
+    setting. Grid keys such as "insert.layers" set an argument of all edits of this name; edits whose layers are None
+    are left out. Raises ConfigError if an edit lacks a required argument, and UnknownNameError if a key of the grid or
+    an edit does not exist.
     """
     grid = {full_key(key, method.keys(), "grid"): values for key, values in method.grid.items()}
     for number, values in enumerate(itertools.product(*grid.values()), start=1):
@@ -155,10 +156,10 @@ def grid_of(spec: RunSpec) -> dict[str, object]:
 def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[object]]) -> Recipe:
     """Return a copy of a recipe in which a sweep's values replace those of the grids.
 
-    A sweep is values for a key of a grid, given on the command line. The values are added to grids that could have the
-    key and do not; readers and methods without such a setting stay as they are. A key of `sweeps` may be short, such as
-    "alpha" for "fusion.alpha". Raises UnknownNameError if no reader or method could have a key. Raises ConfigError if a
-    value is not allowed, a short key may mean two full ones, or two sweeps set one key.
+    `sweeps` is key of a grid -> values, from the command line; a key may be short, such as "alpha" for "fusion.alpha".
+    Grids that could have the key and do not get it; readers and methods without such a setting stay as they are. Raises
+    UnknownNameError if no reader or method could have a key. Raises ConfigError if a value is not allowed, a short key
+    may mean two full ones, or two sweeps set one key.
     """
     fields: Fields = recipe.model_dump(exclude_unset=True)
     bodies: list[tuple[Grid, Fields, list[str]]] = [  # a grid, the fields of its reader or method, all keys it may have
@@ -194,7 +195,7 @@ def with_part(recipe: Recipe, only: Mapping[str, list[str]], seeds: int | None =
 
 
 def read_sweeps(texts: Sequence[str]) -> dict[str, list[object]]:
-    """Return key -> values from sweeps on the command line, such as "fusion.dim=32,64".
+    """Return key -> values, read as YAML, from sweeps on the command line, such as "fusion.dim=32,64".
 
     Raises ConfigError if a text has another form, or two texts have the same key.
     """

@@ -29,7 +29,8 @@ def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]
 
     Raises DataError if data cannot be read, or does not fit its task. Raises ConfigError if a task lacks the split on
     which the recipe evaluates, tables would mix tasks with different metrics, or a size or limit is not allowed. Raises
-    UnknownNameError if a task does not have a metric that the recipe names.
+    UnknownNameError if a task does not have a metric that the recipe names, or the train split that it divides;
+    MissingExtraError if a package that a task needs is not installed.
 
     Args:
         recipe: The recipe.
@@ -41,16 +42,14 @@ def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]
     """
     loaded: dict[str, Task] = {}
     tasks: dict[str, list[Task]] = {}
-    chosen = recipe.chosen_tasks
-    for name, body in chosen.items():
+    for name, body in recipe.chosen_tasks.items():
         key = body.model_dump_json(exclude=NOT_DATA) + ("" if body.files is None else name)
         if key not in loaded:
             loaded[key] = load_task(name, body, data)
         check_parts(recipe, name, loaded[key].splits)
         check_metrics(recipe, name, loaded[key].metrics)
         tasks[name] = repeats(body, loaded[key])
-    if len(tasks) == len(chosen):
-        check_one_metric(recipe, {name: copies[0].metric for name, copies in tasks.items()})
+    check_one_metric(recipe, {name: copies[0].metric for name, copies in tasks.items()})
     return tasks
 
 
@@ -64,9 +63,10 @@ def check_parts(recipe: Recipe, name: str, parts: Collection[str]) -> None:
 def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
     """Read one task of a recipe, with its data, limits and held-out rows, but without drawing its subsample.
 
-    `data` is the folder of the data, as for `load_tasks`. Raises DataError if the data cannot be read, or does not fit
-    the task; ConfigError if a limit or another value is not allowed; UnknownNameError if the task does not have the
-    metric that the recipe names.
+    `name` is the name of a task from files; a preset has its own. `data` is the folder of the data, as for
+    `load_tasks`. Raises DataError if the data cannot be read, or does not fit the task; ConfigError if a limit or
+    another value is not allowed; UnknownNameError if the task does not have the metric that the recipe names, or a
+    train split to hold rows out of; MissingExtraError if a package that the task needs is not installed.
     """
     options = recipe.model_dump(include={"limit", "limit_validation", "label_all_tokens", "image_size"})
     # rows that are held out below are limited afterwards, not the rows of the original validation split

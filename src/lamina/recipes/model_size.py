@@ -356,7 +356,8 @@ class SharedPass(NamedTuple):
 def reader_batch(runs: Sequence[SizedRun]) -> tuple[int, int]:
     """Return (bytes, rows) of one batch of `runs` that share each pass; the bytes are what readers keep for gradients.
 
-    The rows are the recipe's `batch_size`, or all training rows if they are fewer.
+    The rows are the recipe's `batch_size`, or all training rows if they are fewer. Each has `max_length` tokens, or the
+    average number if that is not set.
     """
     first, readers = runs[0], [run.reader for run in runs if run.reader is not None]
     rows = min(first.options.batch_size, first.rows["train"])

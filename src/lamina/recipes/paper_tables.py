@@ -80,8 +80,12 @@ def summaries(
         metrics: Task name -> all metrics of the task.
 
     Returns:
-        One row per task, method and setting. Without grids the rows are in the recipe's order; with a grid they are
-        sorted by task, and then by mean score, the best first.
+        One row per task, method and setting, in the recipe's order. If there is a grid, the rows of each task are
+        sorted by mean score, the best first.
+
+    Raises:
+        ConfigError: If one of several runs of a row has a score that is NaN or infinite.
+        MissingExtraError: If a row has several runs, and SciPy is not installed.
     """
     by_name = {row["reader"]: row for row in rows}
     groups: dict[str, list[RunSpec]] = {}
@@ -150,7 +154,7 @@ def _cells(row: SummaryRow) -> dict[str, str]:
 def word_of(table: Sequence[SummaryRow]) -> str:
     """Return the word for the rows of a recipe's results: "reader", or "method" if whole models are fine-tuned.
 
-    It is "method" for an empty table too.
+    It is "method" for an empty table, and for one of an earlier version, too.
     """
     return table[0].get("trains", "method") if table else "method"
 
@@ -171,6 +175,7 @@ def notes(table: Sequence[SummaryRow]) -> list[str]:
 def printed(table: Sequence[SummaryRow]) -> tuple[list[str], list[list[str]]]:
     """Return the column names of a table of results, and its cells as text row by row, for printing on a terminal.
 
+    The columns are task, method, settings, metric, validation scores, test scores, number of runs and parameters.
     Columns without any value are left out. A cell without a value is "".
     """
     rows, last = [_cells(row) for row in table], ("runs", "parameters")
@@ -235,7 +240,8 @@ def pivot(recipe: Recipe, table: Sequence[SummaryRow], history: Sequence[TableRo
     """Return the tables and figures of a recipe, filled with the scores of its runs.
 
     `table` has one row per task, method and setting (see `summaries`). `history` has one row per run ("reader") and
-    epoch with all validation scores, for curves over epochs. `order` has the runs' names in the recipe's order.
+    epoch with all validation scores, for curves over epochs. `order` has the runs' names in the recipe's order. Raises
+    ConfigError if one of several scores of a cell or point is NaN or infinite.
     """
     ranks = {name: rank for rank, name in enumerate(order)}
     rows = sorted(table, key=lambda row: ranks[row["runs"][0]["reader"]])
@@ -329,7 +335,7 @@ def _best(
 
     Returns:
         First, for each task, the row with the best mean validation score. Second, for a single task, those settings of
-        its best row that differ among `rows` and that no axis displays; {} for several tasks.
+        its best row that differ among `rows` and that no axis without `names` displays; {} for several tasks.
     """
     tasks: dict[str, list[SummaryRow]] = {}
     for row in rows:

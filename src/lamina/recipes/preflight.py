@@ -40,7 +40,7 @@ _MEASURED = 2000  # number of texts of each task whose length is measured, about
 
 
 def check_output(recipe: Recipe, specs: Mapping[str, RunSpec], folder: Path | None) -> None:
-    """Check that the runs of a recipe can write to the output folder (None: no output) and use the cache.
+    """Check that a recipe's runs (name -> run) can write to the output folder (None: no output) and use the cache.
 
     Nothing in the folder is changed; but if a process died while it was replacing files there, that is undone. Raises
     StoreError if the output folder cannot be written, or holds something that would be overwritten, and CacheError
@@ -144,7 +144,7 @@ def load_outlines(recipe: Recipe, data: str | Path | None) -> tuple[dict[str, Ta
 def _published(recipe: TaskRecipe) -> TaskOutline:
     """Return the `TaskOutline` of a preset's task with the numbers of its rows, computed from published sizes.
 
-    The recipe's limits, held-out rows and subsample are taken into account.
+    The recipe's limits, held-out rows and subsample count. Raises ConfigError if the subsample does not fit them.
     """
     _, preset = find_preset(str(recipe.preset))
     outline = recipe.outline()

@@ -234,12 +234,11 @@ class _Session:
         return specs
 
     def fit_batches(self, memory_bytes: int | None, options: Mapping[str, object]) -> None:
-        """Find batches that fit the memory of each GPU, and save them in the output folder, if there is one.
+        """Fill `batches` with those that fit the memory of each GPU, and save them in the output folder, if any.
 
-        None as `memory_bytes`: none are found, and those of an earlier run are deleted from the folder, unless the run
-        is resumed. `options` replace those of the recipe's `fit`. Only the first process writes. Raises
-        ConfigError if no batch fits, or an option is not allowed; StoreError if the batches of a run to resume cannot
-        be read.
+        None as `memory_bytes`: `batches` stays empty, and the file of an earlier run is deleted, unless the run is
+        resumed. `options` replace those of the recipe's `fit`. Only the first process writes. Raises ConfigError if no
+        batch fits, or an option is not allowed; StoreError if the batches of a run to resume cannot be read.
         """
         resume = bool({**self.recipe.fit, **options}.get("resume"))
         if memory_bytes is not None:
@@ -258,7 +257,7 @@ class _Session:
     ) -> RecipeResult:
         """Train several readers together on a newly loaded base model, or fine-tune one newly loaded model.
 
-        Raises LaminaError if `_load` fails, or an error of `lamina.fit` occurs.
+        Raises LaminaError if the model cannot be loaded, a reader or edit does not fit it, or training raises one.
 
         Args:
             specs: Name -> run: readers that share passes, or a single run.
@@ -338,10 +337,10 @@ class _Session:
     ) -> RecipeResult:
         """Train every run by itself, as a cell that starts from a newly loaded model.
 
-        With an output folder, the results of each run are saved as soon as it ends. If the options set `resume`,
-        finished runs are read from there, and interrupted runs continue from their last checkpoint. Raises ConfigError
-        if every run failed, or a run to resume had other settings or data; StoreError if the output folder cannot be
-        written, or a file in it is damaged.
+        With an output folder, the results of each run are saved as soon as it ends, and failures at the end, in
+        `failures.json`. If the options set `resume`, finished runs are read from there, and interrupted runs continue
+        from their last checkpoint. Raises ConfigError if every run failed, or a run to resume had other settings or
+        data; StoreError if the output folder cannot be written, or a file in it is damaged.
 
         Args:
             specs: All runs by name.
@@ -423,10 +422,7 @@ class _Session:
 
 
 def _train_in_worker(source: bytes, name: str) -> State:
-    """Train the separate run `name` in a Ray worker, and return its results in the form of `train_one`.
-
-    The worker reads the data once for all runs with the same `source`; see `_open_session`.
-    """
+    """Train the separate run `name` in a Ray worker, and return what `train_one` does. See `_open_session`."""
     session, specs, separate = _open_session(source)
     return session.train_one(specs, separate, name)
 

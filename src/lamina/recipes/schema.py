@@ -1,7 +1,7 @@
 """The keys of a recipe, a YAML file that says what to train.
 
 Every key and value is checked here, as far as that is possible before data or a model is loaded. A run's coordinates
-are its task, method and settings.
+are its model, `train_base`, task, method and settings.
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ class ReaderRecipe(Strict):
     """A reader of a task in a recipe. With a `grid`, it stands for one reader per combination of the grid's values.
 
     `fusion`: A name, or settings with "name"; "default" chooses by task: `Reader.default`. `head`: settings of the
-    head; its labels come from the task. `stack`: None: the model's only stack, or its encoder. `learning_rate`: None:
-    the task's. `grid`: "fusion.alpha", "head.dropout", "seed", "epochs" and the like -> values.
+    head; unless they name labels and problem type, these are the task's. `stack`: None: the model's only stack, or its
+    encoder. `learning_rate`: None: the task's. `grid`: "fusion.alpha", "head.dropout", "seed", "epochs" and the like
+    -> values.
     """
 
     fusion: Annotated[Fields, NAMED]
@@ -186,8 +187,8 @@ class MethodRecipe(Strict):
 
     `edits` are applied to the model before training, in order. An edit is the name of a function, without its final
     underscore ("insert" for `lamina.insert_`), with the function's arguments. An edit with null layers is left out.
-    Keys of the grid are arguments of edits ("insert.layers") and options of `lamina.fit`; options in `fit` replace the
-    recipe's, and those of the grid replace both.
+    Keys of the grid are arguments of edits ("insert.layers") and options of `lamina.fit`. Options in `fit` replace the
+    task's and the recipe's, and those of the grid replace all.
     """
 
     edits: list[Annotated[Edit, checked(check_named_edit)]] = Field(default_factory=list)
@@ -217,7 +218,10 @@ class MethodRecipe(Strict):
 
 
 class MaskedLMRecipe(Strict):
-    """Options of masked language modelling. With `rows`, each row (a pair as one text) is masked by itself."""
+    """Options of masked language modelling.
+
+    With `rows`, each row (a pair as one text) is masked by itself; otherwise texts are joined and cut into blocks.
+    """
 
     rows: bool = False
 
@@ -329,7 +333,7 @@ class TaskRecipe(Strict):
     def outline(self) -> TaskOutline:
         """Return the `TaskOutline`: what is known about the task before its data is read.
 
-        A preset brings its own labels. Without a preset and without labels in the recipe, "0", "1", ... stand in for
+        A preset brings its own labels, except with `masked_lm`. If no labels are known, "0", "1", ... stand in for
         them: one for a regression, else one per class weight of the first reader that has any, or two.
         """
         second = self.text_pair if self._preset is None else self._preset.columns[1]
@@ -470,11 +474,11 @@ def recipe_coordinates(recipe: Recipe) -> Coordinates:
 
 
 def all_coordinates(recipe: Recipe, keys: Collection[str], *, whole: bool = False) -> Iterator[Coordinates]:
-    """Yield the coordinates (task, method and settings) of every task and method of a recipe.
+    """Yield the coordinates (model, train_base, task, method and settings) of every task and method of a recipe.
 
-    The settings have only the keys in `keys` and those that the recipe's `only` names. Every combination of their
-    values in the grids is yielded, in the order of the runs. Equal coordinates may occur several times. Runs that
-    `only` excludes are left out, unless `whole` is True. Raises the errors of `method_grid`.
+    The settings have only the keys in `keys`, those that the recipe's `only` names, and "fusion"; never "seed". Every
+    combination of their values in the grids is yielded, in the order of the runs. Equal coordinates may occur several
+    times. Runs that `only` excludes are left out, unless `whole` is True. Raises the errors of `method_grid`.
     """
     keys = {*keys, *recipe.only}
     for name, task in recipe.tasks.items():
@@ -492,9 +496,10 @@ def all_coordinates(recipe: Recipe, keys: Collection[str], *, whole: bool = Fals
 
 
 def full_only(recipe: Recipe, only: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Return the patterns of the key `only` with full keys, after checking them; {} for empty patterns.
+    """Return the patterns of the key `only` with full keys, after checking them; {} if `only` is empty.
 
-    Raises UnknownNameError if a key or pattern matches no run, and ConfigError if no run matches all of them.
+    Raises UnknownNameError if a key or pattern matches no run, and ConfigError if no run matches all of them, or a
+    short key may mean two keys.
     """
     if not only:
         return {}
@@ -515,9 +520,9 @@ def full_only(recipe: Recipe, only: Mapping[str, list[str]]) -> dict[str, list[s
 
 
 def row_and_column_names(recipe: Recipe, table: TableRecipe, *, whole: bool = False) -> tuple[list[str], list[str]]:
-    """Return the row names and the column names of a table that a recipe's runs will fill.
+    """Return the row names and the column names of a table, in the order of the runs that will fill it.
 
-    Rows and columns of runs that `only` excludes are left out, unless `whole` is True.
+    Runs that `only` excludes do not count, unless `whole` is True. Values that an axis leaves out get no name.
     """
     runs = list(all_coordinates(recipe, {axis.key for axis in (*table.rows, *table.columns)}, whole=whole))
     labels = ([axes_label(axes, run) for run in runs] for axes in (table.rows, table.columns))
@@ -528,8 +533,9 @@ def row_and_column_names(recipe: Recipe, table: TableRecipe, *, whole: bool = Fa
 def check_layout(recipe: Recipe, *, whole: bool = True) -> None:
     """Raise ValidationError, which says where, if a table or figure refers to something that the recipe does not have.
 
-    It is also raised if scores of several tasks would be mixed. With `whole`, the values that axes rename, and the rows
-    and columns of published numbers, are checked too. `whole` is False if a sweep has replaced values of the recipe.
+    It is also raised if scores of several tasks would be mixed, or parameters shown over epochs. With `whole`, the
+    values that axes rename, and the rows and columns of published numbers, are checked too. `whole` is False if a sweep
+    has replaced values of the recipe.
     """
     for number, table in enumerate(recipe.table):
         with error_at("table", number):
@@ -572,10 +578,9 @@ def _check_axes(recipe: Recipe, axes: Mapping[str, list[AxisLayout]], whole: boo
 
 
 def _check_scores(recipe: Recipe, metrics: Sequence[str], key: str, part: str | None) -> None:
-    """Raise ValidationError if a task lacks a metric of a table or figure, or its scores on `part` are missing.
+    """Raise ValidationError if a task lacks one of `metrics`, or `part` is "test" and the recipe does not evaluate it.
 
-    The parameter count is always known. Scores are missing if `part` is "test" and the recipe does not evaluate on
-    test. `key` is the recipe's key of the metrics, for the error.
+    "parameters" is always known. `key` is the recipe's key of the metrics, for the error.
     """
     for task in recipe.tasks.values():
         with error_at(key):

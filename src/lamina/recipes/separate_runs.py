@@ -79,9 +79,9 @@ class SeparateRuns:
 
         Runs with the option `resume` are skipped if they have finished; their results (see `_Session.train_one`) are
         read from the folder. Checkpoints and temporary models are removed, unless they belong to interrupted runs that
-        will continue. `cells` has the cell of each run. Raises ConfigError if a run to resume had other settings or
-        data, and StoreError if a results file is damaged, or the disk has no room for the models that must still be
-        saved.
+        will continue. `cells` has the cell of each run. All processes must call this. Raises ConfigError if a run to
+        resume had other settings or data, and StoreError if a results file is damaged, or the disk has no room for the
+        models that must still be saved.
         """
         join_processes()  # the first one has undone what a dead run left in the folder
         done = self._shelf.read(cell for cell in cells if self.specs[cell.name].options.get("resume"))
@@ -100,8 +100,8 @@ class SeparateRuns:
     def end(self, cell: Cell, state: State) -> None:
         """Save a finished run's results and, if it is kept, its model; then remove its checkpoints.
 
-        `state` holds the results, from `_Session.train_one`. Only the first of several processes changes files. Raises
-        StoreError if the run's model is missing (its worker wrote it elsewhere) or the folder is not writable.
+        `state` holds the results, from `_Session.train_one`. All processes must call this; the first changes files.
+        Raises StoreError if the run's model is missing (its worker wrote it elsewhere) or the folder is not writable.
         """
         self._note_score(cell.name, state)
 
@@ -117,7 +117,8 @@ class SeparateRuns:
         """Return run name -> results of the finished runs that the recipe's key `only` leaves out now.
 
         An earlier call trained them. With their scores, a new run does not replace a better model of the same task. The
-        result is {} without `resume`, for a recipe without methods, and if the recipe keeps all models or none.
+        result is {} without `resume`, for a recipe without methods, and if the recipe keeps all models or none. Raises
+        StoreError if a results file is damaged.
         """
         resumed = any(spec.options.get("resume") for spec in self.specs.values())
         if not resumed or not self.recipe.methods or self.recipe.keep != "best":
@@ -154,7 +155,7 @@ class SeparateRuns:
     def _is_best(self, name: str, metric: str, score: float) -> bool:
         """Return whether `score`, in `metric`, makes the run `name` the best finished run of its task.
 
-        If scores are equal, a run of another part of the recipe wins, because its model is saved already; otherwise the
+        If scores are equal, a run that `only` excludes now wins, because its model is saved already; otherwise the
         first run in the recipe's order.
         """
         rank_of_run, task = (sort_key(metric, score), self._order[name]), self.specs[name].task
@@ -179,6 +180,7 @@ class SeparateRuns:
 
         `row` is the run's row of results, with "metric" and "score". Every process that trained the model calls this,
         and the first process saves the model. As it may not know the scores of all other runs, `end` decides later.
+        Raises StoreError if the model cannot be saved.
         """
 
         def write() -> None:

@@ -38,8 +38,8 @@ class YamlFile(NamedTuple):
     def locate(self, path: Sequence[object]) -> tuple[int, list[object]]:
         """Return the line of the value at a path of keys and list indices, and the part of the path that exists.
 
-        If only a part of the path exists, the line is that of its last entry; line 1 if none of it exists. Lines count
-        from 1. Index 0 is skipped if the file has a single value in place of a list.
+        If only a part of the path exists, the line is that of its last entry; if none of it exists, that of the first
+        key of the file. Lines count from 1. Index 0 is skipped if the file has a single value in place of a list.
         """
         node, line, existing = self.root, self.root.start_mark.line, []
         for part in path:
@@ -145,8 +145,8 @@ def read_yaml(path: Path, keys: str = "'model' and 'tasks'", op: str = "recipe")
     """Read a YAML file, such as a recipe; nothing in the file is executed.
 
     `keys` are those that it needs, and `op` says what it is, for messages. Raises DataError if the file cannot be read,
-    is not YAML, is refused by `_Loader`, or does not hold a mapping. The error begins with `op` and names the file, and
-    the line if it is known.
+    is larger than 1 MiB, is not YAML, is refused by `_Loader`, or does not hold a mapping. The error begins with `op`
+    and names the file, and the line if it is known.
     """
     try:
         node, fields = parse_yaml(read_bytes(path, _MAX_BYTES).decode("utf-8"), str(path), op)

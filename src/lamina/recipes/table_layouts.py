@@ -62,7 +62,7 @@ class AxisLayout(Strict):
     Attributes:
         key: "task", "method", "model", "train_base", a key of a grid, or ("x" of a figure only) "epoch".
         count: Show the number of layers that a selector names; 0 where no edit is made.
-        names: Value -> what is shown instead; null: runs with this value are left out.
+        names: Value -> what is shown instead; null: runs with this value are left out. Without effect if `count`.
     """
 
     key: str
@@ -236,7 +236,10 @@ def axes_label(axes: Sequence[AxisLayout], coordinates: Coordinates) -> str | No
 
 
 def column_name(column: str, metric: str, table: TableRecipe) -> str:
-    """Return the name of a table's column; if the table has several metrics, the metric is added to `column`."""
+    """Return the name of a table's column: `column`; if the table has several metrics, "<column>, <metric>".
+
+    If `column` is "", it is the metric alone.
+    """
     return ", ".join(part for part in (column, metric) if part) if len(table.metrics) > 1 else column
 
 
@@ -247,8 +250,7 @@ def to_patterns(value: object) -> object:
     """
     if not isinstance(value, dict):
         return value
-    listed = {key: item if isinstance(item, list) else [item] for key, item in value.items()}
-    return {key: [to_text(item) for item in items] for key, items in listed.items()}
+    return {key: [to_text(item) for item in _to_list(items)] for key, items in value.items()}
 
 
 def matches(only: Mapping[str, Sequence[str]], run: Mapping[str, object]) -> bool:
