@@ -184,6 +184,8 @@ class BaseMismatchError(StoreError):
         op: The operation that was called.
         differs: Name of the property -> (its saved value, its value here), for each property that differs.
         what: The thing that differs from the one in training: "base", "tokenizer" or "processor".
+
+    With `had_adapters`, the message says to load the base with the adapters (PEFT) that it had in training.
     """
 
     def __init__(
@@ -270,7 +272,10 @@ def memory_errors(op: str) -> Generator[None]:
 
 @contextmanager
 def begin_with(op: str) -> Generator[None]:
-    """Let messages that begin with a function inside Lamina begin with `op`, the function that the user called."""
+    """Let a LaminaError from the `with` block begin with `op`, the function that the user called.
+
+    Only the names in `_INNER`, of functions that users do not call, are replaced.
+    """
     try:
         yield
     except LaminaError as error:
@@ -338,7 +343,7 @@ class MissingExtraError(LaminaError, ImportError):
 
     Attributes:
         op: The operation that was called.
-        package: The missing package, as pip names it.
+        package: The missing package, as pip names it; the parameter may be its module's name.
         extra: The extra of Lamina that installs it, as in `pip install 'lamina[extra]'`.
     """
 

@@ -21,7 +21,7 @@ _providers: dict[str, str] = {}  # role -> module; `lamina/__init__.py` fills it
 def set_provider(role: str, module: str) -> None:
     """Name the module that provides the functions for `role`, such as "storage".
 
-    Code that must not import this module, because of the order of the package's rooms, calls it through `provider`.
+    Code that must not import that module, because of the order of the package's rooms, gets it from `provider`.
     """
     _providers[role] = module
 
@@ -111,7 +111,9 @@ class Registry(Generic[T]):
 
         Raises:
             UnknownNameError: If the name is not registered, or a key is not a field of the config.
-            ConfigError: If "name" or a required field is missing, or the config does not allow a value.
+            ConfigError: If "name" or a required field is missing, the class cannot be imported, or the config does not
+                allow a value.
+            TypeError: If the config compares a value of a wrong type, such as a string with a number.
         """
         rest = lists_to_tuples(fields_by_name)
         name = rest.pop("name", None)

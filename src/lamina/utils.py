@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 def _is_of(package: str, name: str, value: object) -> bool:
-    """Return whether a value is of a package's class `name`, without an import; NumPy has a Generator too."""
+    """Return whether a value is an instance of a package's class `name`, without importing the package."""
     classes = type(value).__mro__
     return any(kind.__name__ == name and kind.__module__.partition(".")[0] == package for kind in classes)
 
@@ -217,7 +217,7 @@ _NESTED = (list, dict)  # a tuple, because `list | dict` would be built for each
 
 
 def no_pipe(path: Path) -> Path:
-    """Return `path`, of a file to read or replace; OSError if it is a pipe, a socket or a device."""
+    """Return `path`; raise OSError if there is a pipe, a socket or a device, which must not be read or replaced."""
     if path.exists() and not (is_file(path) or is_dir(path)):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return path
@@ -329,8 +329,8 @@ def write_errors(
     """Convert errors in the `with` block, which writes a file, to StoreErrors; Lamina's own errors pass through.
 
     For errors of the types `of_disk` the message ends with `hint`; for other errors of type `kind` it does not. All
-    others pass through. `what` is the operation and the place. `left` says what is there after
-    an error.
+    others pass through. `what` is the operation and the place. `left` says what is there after an error; "": nothing is
+    said.
     """
     left = f"; {left}." if left else "."
     with (
@@ -413,7 +413,10 @@ def seed_torch(seed: int) -> None:
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use: those that it is bound to, at most its container's (cgroup v2)."""
+    """Return how many cores this process may use: those that it is bound to, or fewer if its container has a quota.
+
+    The quota is that of cgroup v2, rounded down, and at least 1.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):  # no control groups of version 2, or the quota is "max"
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
@@ -438,9 +441,9 @@ def world_size() -> int:
 
 
 def local_world_size() -> int:
-    """Return the number of processes of a distributed run on this machine, as `torchrun` counts them; see `world_size`.
+    """Return the number of processes of a distributed run on this machine, as `torchrun` counts them.
 
-    Without `torchrun`, all processes of the run count.
+    Without `torchrun`, all processes of the run count. 1 in a single process.
     """
     size = world_size()
     return int(os.environ.get("LOCAL_WORLD_SIZE") or size) if size > 1 else 1
@@ -455,7 +458,8 @@ def barrier() -> None:
 def run_in_first(work: Callable[[], object]) -> None:
     """Call `work` in the first process of a distributed run; if it raises there, raise the error in every process.
 
-    All processes must call this, and return together. A single process just calls `work`.
+    All processes must call this, and return together. The others get a RuntimeError if the error is not Lamina's own or
+    cannot be pickled. A single process just calls `work`.
     """
     problem: Exception | None = None
     if rank() == 0:

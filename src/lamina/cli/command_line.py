@@ -125,7 +125,7 @@ class Subcommand(TyperCommand):
     """A command of `lamina`. It refuses empty options and, except for `train`, several processes."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """Parse the arguments; raise ConfigError for an empty option, which might mean a default or any folder."""
+        """Parse the arguments into `ctx`; raise ConfigError for an empty option, which might mean a default."""
         values, _, _ = self.make_parser(ctx).parse_args(list(args))
         for option in self.params:
             value = values.get(str(option.name))

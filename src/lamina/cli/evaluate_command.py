@@ -160,7 +160,7 @@ def _is_data(source: str) -> bool:
 def _preset(name: str, data: Path | None) -> Task:
     """Return a preset, read from the subfolder of `data` with its name without "glue/", or from the hub for None.
 
-    Raises the errors of `Task.preset`.
+    Raises UnknownNameError if there is no such preset, and the other errors of `Task.preset`, such as DataError.
     """
     from lamina.tasks.presets import PRESETS, find_preset
     from lamina.tasks.task import Task

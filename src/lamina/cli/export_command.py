@@ -114,7 +114,8 @@ def _opened(saved: str, base: str | None) -> tuple[ReaderBank | PreTrainedModel,
 def _export_reader(bank: ReaderBank, name: str, out: Path, *, as_json: bool) -> None:
     """Export the reader `name` of a bank as plain PyTorch into the folder `out`; print facts about it as text or JSON.
 
-    Raises the errors of `export_reader`.
+    Raises UnknownNameError if the bank lacks the reader, ConfigError if it cannot be exported, and the other errors of
+    `export_reader`.
     """
     from lamina.store.export import export_reader
     from lamina.store.files import read_json

@@ -261,7 +261,8 @@ def _draw_inserted(
 
     `head` is the attention head to draw, from 0. The first inserted layer that fits `layer`, `projection` and `stack`
     (None: any) is drawn. Raises UnknownNameError if no inserted layer fits them, ModelNotFoundError if a model cannot
-    be found, ConfigError if one has no inserted layers, and the errors of `weight_maps`.
+    be found, and ConfigError if one has no inserted layers or no such head. Other errors are those of `weight_maps`,
+    such as ConfigError for the suffix of `path`.
     """
     from lamina.report.inserted_weights import chosen_weight, diagonals, inserted_weights, weight_maps
     from lamina.store import load, saved_class

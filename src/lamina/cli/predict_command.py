@@ -146,9 +146,9 @@ def from_file(
 ) -> list[object]:
     """Return the examples of a file: texts, pairs of texts, images or audio clips.
 
-    `kind` is the class of images or audio clips; None: texts. `text` and `pair` name columns. Where they are None,
-    `columns_of` chooses for `readers`, and raises its errors. Raises DataError if the file lacks a column, or a row has
-    no text.
+    `kind` is the class of images or audio clips; None: texts. `text` and `pair` name columns; where they are None,
+    `columns_of` chooses those that suit `readers`. Raises DataError if the file cannot be read or lacks a column, or a
+    row has no text; ConfigError if the columns of a pair are the same, or cannot be chosen.
     """
     from lamina.prediction.bulk import read_examples
     from lamina.prediction.file_columns import columns_of

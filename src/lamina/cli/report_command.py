@@ -83,8 +83,8 @@ def _write_page(runs: Sequence[Path], output: Path, title: str | None, *, files:
 def write(folder: Path, formats: list[str], beside: Sequence[Path] = ()) -> Report:
     """Write the tables and figures of a training run into its folder, and return them.
 
-    If the packages for drawing are not installed, a warning is printed and figures are left out. Arguments and other
-    errors are those of `lamina.report.write_report`.
+    If the packages for drawing are not installed, a warning is printed to stderr and figures are left out. Arguments
+    and other errors are those of `lamina.report.write_report`.
     """
     from lamina.report.run_report import write_report
 

@@ -103,7 +103,8 @@ def check_output(
 
     Args:
         op: The command, for the message.
-        folder: The output folder, which need not exist. It is empty if it has only hidden files and folders of studies.
+        folder: The output folder, which need not exist. Hidden files, folders of studies, and whatever is named like a
+            study do not count.
         overwrite: Whether --overwrite was given; results in the folder are then replaced.
         resume: Whether --resume was given. None: the command has no such option.
         replaced: Names in the folder that the command may replace without being asked.
@@ -208,7 +209,7 @@ class Stream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text ("+-" for "±" if the encoding has no "±"); return its length. Raises the errors of `_try`."""
+        """Write a text ("+-" for "±" if the encoding has no "±"); return its length. Errors are those of `_try`."""
         if text != "":  # typer writes "" to learn the type of the stream; on a full disk even that fails
             self._try(lambda: self._stream.write(with_known_signs(text, self._stream.encoding)))
         return len(text)

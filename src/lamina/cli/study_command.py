@@ -85,7 +85,7 @@ def study(  # noqa: PLR0913
 def _show(result: Study, folder: Path, *, as_json: bool) -> None:
     """Print the table and conclusions of a study, or everything as JSON; `folder` is where the study was saved.
 
-    The table is the study's summary, or the first rows of a study that has none.
+    The table is the study's summary, or the first 20 rows of a study that has none.
     """
     failures = result.settings.get("failures") or []
     if as_json:
