@@ -112,13 +112,13 @@ def create_app(
     Args:
         bank: The readers and their model, with a processor. The bank is put into evaluation mode.
         settings: Limits, keys, and the texts of the web page. None: the defaults.
-        name: Name of the bank for clients of the KServe routes and of the page.
-        source: Folder or hub id from which `app.state.reloader.reload()` loads the bank again. None: it raises.
+        name: Name of the bank for clients.
+        source: Folder or hub id from which `app.state.reloader.reload()` loads the bank again. None: it is refused.
         readers_root: Folder of the banks whose readers may be added while the server runs. None: none may be added.
         page: Whether `/` is a page for trying the readers in a browser.
 
     Raises:
-        ConfigError: If the bank has no reader.
+        ConfigError: If the bank has no reader, or an argument has a wrong type.
         LaminaError: If the backend is "onnx" or "int8" and cannot answer for the bank.
     """
     settings = settings or Settings.of()
@@ -209,7 +209,10 @@ def _add_problems(app: FastAPI) -> None:
 
 
 def _meant(where: str, body: object) -> str:
-    """Return a sentence that names the right key, if a body has "readers" for "tasks" or "text" for "inputs"."""
+    """Return ". Did you mean ...?" if a body has "readers" for "tasks" or "text" for "inputs"; "" otherwise.
+
+    `where` is the key of `body` that is wrong or missing.
+    """
     wrong, right = {"readers": ("readers", "tasks"), "inputs": ("text", "inputs")}.get(where, ("", ""))
     is_wrong = isinstance(body, dict) and wrong in body and right not in body
     return f". Did you mean '{right}' in place of '{wrong}'?" if is_wrong else ""
@@ -252,7 +255,7 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
 
     @app.post("/predict")
     async def predict(body: PredictRequest, request: Request) -> object:
-        """Return the answers of the readers about one text, pair or file, or about each of several.
+        """Return the answers of the readers about one text, pair or file, or the list of answers about a list of them.
 
         Classes come best first, as in text-embeddings-inference. An answer is an object with a key for each task. But
         if `tasks` is one name, not in a list, or is left out and the bank has one reader, only that task's value comes.
@@ -274,10 +277,10 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
 
     @app.post("/explain")
     async def explain(body: ExplainRequest, request: Request) -> Mapping[str, object]:
-        """Return the layers that each reader's answer comes from; and the tokens, if the reader's fusion can tell.
+        """Return for each task the share of each layer in its fusion, and of each layer and token in its answer.
 
-        "seconds" has two times of a pass over this text alone, up to the highest layer that is read: without the
-        readers, and with them. If a text is read in several windows, the first window is explained.
+        Shares that cannot be computed are null. "seconds" has two times of a pass over this text alone, up to the
+        highest layer that is read: without the readers, and with them. Only the first window of a text is explained.
         """
         (text,), _ = responses.examples_of([body.inputs] if isinstance(body.inputs, list) else body.inputs, bool)
         future = scheduler.explain(text, body.tasks, truncate=body.cuts)
@@ -301,7 +304,10 @@ def _add_openai(app: FastAPI, scheduler: Scheduler, name: str) -> None:
 
     @app.post("/v1/moderations", responses=_OPENAI_PROBLEMS)
     async def moderations(body: ModerationRequest, request: Request) -> Mapping[str, object]:
-        """Return by which yes/no or multi-label tasks each text is flagged, in the shape of OpenAI's endpoint."""
+        """Return by which yes/no or multi-label tasks each text is flagged, in the shape of OpenAI's endpoint.
+
+        Status 422 if the bank has no such task.
+        """
         texts = body.texts()
         scheduler.check_count(texts)
         bank = scheduler.bank
@@ -332,7 +338,8 @@ async def _predictions(
     """Return the answers about the examples of a request, in their order.
 
     `ask` queues examples and returns a future of their answers. It is called once for single texts or files and once
-    for pairs, which cannot share a batch. Raises the errors of `ask` and of `wait_while_connected`.
+    for pairs, which cannot share a batch; if one of the calls fails, the other is cancelled. Raises the errors of `ask`
+    and of the answers, and HTTPException with status 499 if the client disconnects or 503 if the answers come too late.
     """
     pairs = [row for row, example in enumerate(examples) if isinstance(example, tuple)]
     singles = [row for row, example in enumerate(examples) if not isinstance(example, tuple)]
@@ -351,7 +358,7 @@ async def _predictions(
 
 
 def info_of(served: ServedBank, settings: Settings, name: str, backend: str = "torch") -> dict[str, JSON]:
-    """Return the public facts about a server: its bank, model, tasks and limits, without any keys.
+    """Return the public facts about a server: its bank, model, tasks and limits, but not its keys.
 
     "max_input_length" is the number of tokens that the model reads, and a task's "max_length" the number that its
     reader reads. A task's "pairs" tells whether its reader was trained on pairs of texts; None if that is not known.
@@ -407,10 +414,10 @@ def _task_info(served: ServedBank, task: str, limit: int) -> dict[str, JSON]:
 
 
 def _monitor_info(bank: ReaderBank, monitor: AnyMonitor) -> dict[str, JSON]:
-    """Return what `/info` says about a saved monitor: readers, flagged labels, scores, threshold and rates.
+    """Return what `/info` says about a saved monitor: readers, flagged labels, scale of scores, threshold and rates.
 
-    The scores have a scale, and are "bounded" or not. In a cascade, all but the readers is the second monitor's. Rates
-    are None if it was not calibrated.
+    Scores from 0 to 1 are "bounded". A cascade has the readers of both monitors, and all else from the second one. The
+    threshold is None if there is none, and the rates are None if it was not calibrated.
     """
     own = monitor.second if isinstance(monitor, Cascade) else monitor
     rates = monitor.calibration

@@ -48,7 +48,8 @@ class ExplainWorker(ReaderWorker[Explanation]):
 
         An explanation has "seconds", the times "without_readers" and "with_readers" of `_timed`, and "tasks": reader's
         name -> "layers", "importance", "tokens" and "contributions", see `_task`. `budget` is not used. Raises
-        NotFiniteError if a contribution is NaN or infinite, and ConfigError if the frozen model has changed.
+        NotFiniteError if a contribution is NaN or infinite, DataError if a file cannot be decoded, and ConfigError if
+        the frozen model has changed.
         """
         yield from ()  # makes this a generator, as `Worker.run` is, without a pause between passes
         with evaluating(self.bank), torch.no_grad():
@@ -57,7 +58,7 @@ class ExplainWorker(ReaderWorker[Explanation]):
     def _explanation(self, prepared: Prepared) -> Explanation:
         """Return the explanation of one text. If readers need several passes, the times of these are added.
 
-        Raises the errors of `run`.
+        Raises NotFiniteError, DataError or ConfigError in the cases of `run`.
         """
         seconds = {"without_readers": 0.0, "with_readers": 0.0}
         tasks: JSONObject = {}
@@ -101,7 +102,7 @@ class ExplainWorker(ReaderWorker[Explanation]):
         }
 
     def _timed(self, group: Group, batch: Batch) -> dict[str, float]:
-        """Time passes over a batch; return the shortest time "without_readers" and "with_readers" (those of `group`).
+        """Return the shortest seconds of passes over a batch, "without_readers" and "with_readers" (those of `group`).
 
         Both kinds of pass end at the highest layer that the readers need. The first pass of each kind also warms up.
         Further passes take at most a tenth of a second in all, because other requests wait meanwhile.

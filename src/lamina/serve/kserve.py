@@ -39,8 +39,8 @@ class InferHTTPRequest(JSONRequest):
     async def json(self) -> Any:  # noqa: ANN401
         """Return the value of the JSON; binary data that follow it become the `data` of their tensors.
 
-        Raises the errors of `parse_body`, and HTTPException with status 422 if the sizes of JSON or binary data do not
-        fit the body, or a text in the data is not UTF-8.
+        Without the header that gives the size of the JSON, the whole body is JSON. Raises the errors of `parse_body`,
+        and HTTPException with status 422 in the cases of `_with_data`.
         """
         size = self.headers.get(_HEADER)
         return await super().json() if size is None else _with_data(await self.body(), size, self.app.state.max_depth)
@@ -64,8 +64,8 @@ def _with_data(body: bytes, size: str, max_depth: int) -> object:
         max_depth: How deeply the JSON may be nested.
 
     Raises:
-        HTTPException: With status 422 if the sizes do not fit the body, the data are not texts, or `parse_body` refuses
-            the JSON.
+        HTTPException: With status 422 if the sizes do not fit the body, a tensor has both data and binary data, the
+            binary data are not texts, the JSON is not an object with a list "inputs", or `parse_body` refuses it.
     """
     try:
         end = int(size)
@@ -129,7 +129,10 @@ def infer_response(found: Mapping[str, object], outputs: Sequence[JSONObject], b
 
 
 def packed(output: JSONObject) -> bytes:
-    """Return a tensor's data as bytes: 4 per number; a text is its length in 4 bytes, then its UTF-8 bytes."""
+    """Return a tensor's data as bytes: 4 per number; a text is its length in 4 bytes, then its UTF-8 bytes.
+
+    Numbers and lengths are little-endian.
+    """
     data = output["data"]
     if output["datatype"] == "FP32":
         return struct.pack(f"<{len(data)}f", *data)
@@ -187,8 +190,9 @@ def kserve_texts(tensor: InferTensor) -> list[Example]:
 def kserve_output(bank: ReaderBank, task: str, predictions: Sequence[JSON]) -> JSONObject:
     """Return a task's tensor, with a row for each of its predictions about texts: its name, datatype, shape and data.
 
-    The data is flat, row by row. Scores have the datatype "FP32" and a column per label; predictions without scores,
-    such as spans, become JSON texts of the datatype "BYTES". Without predictions, the tensor is of "BYTES" and empty.
+    The data is flat, row by row. Scores have the datatype "FP32" and a column per label (one for a regression).
+    Predictions without scores, such as spans, become JSON texts of the datatype "BYTES". Without predictions, the
+    tensor is of "BYTES" and empty.
     """
     rows = [prediction for prediction in predictions if isinstance(prediction, dict)]
     if rows and "probabilities" in rows[0]:
@@ -236,14 +240,14 @@ def add_kserve(app: FastAPI, scheduler: Scheduler, name: str) -> None:
     @app.get("/v2/models/{model}/ready")
     @app.get("/v2/models/{model}/versions/{version}/ready")
     async def model_ready(model: str, version: str | None = None) -> dict[str, str | bool]:
-        """Return whether the model accepts requests; status 404 as in `metadata`."""
+        """Return whether the model accepts requests; status 404 if there is no such model or version."""
         look_up(model, version)
         return {"name": model, "ready": scheduler.is_open}
 
     async def infer(model: str, body: InferRequest, request: Request, version: str | None = None) -> object:
         """Return a tensor per task for a tensor of texts: scores `[rows, labels]`, or JSON `[rows]` (such as spans).
 
-        Status 404 if there is no such model or version.
+        Tasks come in the order of `outputs`, by default of the bank. Status 404 if there is no such model or version.
         """
         served, tasks, current = look_up(model, version)
         asked = list(dict.fromkeys(output.name for output in body.outputs)) or tasks

@@ -73,8 +73,8 @@ def _keys(error: ErrorDetails, body: object) -> list[str | int]:
 def problem_body(path: str, error: str, error_type: str, param: str | None = None) -> dict[str, JSON]:
     """Return the body of an error response, in the shape for `path`: OpenAI's or that of text-embeddings-inference.
 
-    `error` is the message, `error_type` the fixed name of this kind of error, and `param` the wrong key of the request
-    (None: not known).
+    `error` is the message, and `error_type` the fixed name of this kind of error. Outside OpenAI's paths, "TooLong"
+    becomes "Validation". `param` is the wrong key of the request, for OpenAI (None: not known).
     """
     if not path.startswith(OPENAI):
         return {"error": error, "error_type": "Validation" if error_type == "TooLong" else error_type}

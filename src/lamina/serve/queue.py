@@ -63,9 +63,10 @@ class Job(Generic[AnswerT]):
         self.group = self.worker, isinstance(self.texts[0], tuple)
 
     def fit(self, limit: int) -> None:
-        """Cut texts that are too long, if `truncate` is set. A second call changes nothing.
+        """Cut `texts` to the part that is read, if `truncate` is set. A second call changes nothing.
 
-        `limit` and the errors are those of `Worker.fit`.
+        `limit` is the number of tokens that the request may have. Raises TooLongError or ConfigError, and leaves
+        `texts` as they are, in the cases of `Worker.fit`.
         """
         if not self._fits:
             self.texts, self._fits = self.worker.fit(self.texts, truncate=self.truncate, limit=limit), True
@@ -113,15 +114,15 @@ class JobQueue:
         return removed
 
     def has(self, largest: float) -> bool:
-        """Return whether a request of at most `largest` tokens waits."""
+        """Return whether a request of at most `largest` estimated tokens waits."""
         return any(job.size <= largest for job in self._jobs)
 
     def take(self, budget: Budget, piece: int | None = None, largest: float = math.inf) -> list[AnyJob]:
         """Remove the requests of the next batch from the queue; return them, oldest first.
 
         The batch has the oldest request, and the requests that are cheapest to run along with it (see `next_batch`). A
-        much shorter request may overtake the oldest one, but not for long: once the batches that overtook a request
-        cost as much as a pass over itself, it is next.
+        request that costs at most a third may overtake the oldest one, but not for long: once the batches that overtook
+        a request cost as much as a pass over itself, it is next.
 
         Args:
             budget: Maximum tokens of a batch, and the fixed cost of a pass in tokens.

@@ -86,9 +86,9 @@ class Reloader:
     def reload(self) -> ServedBank:
         """Load the bank again from its folder or hub id, and serve exactly the readers that are in it now.
 
-        Each gets a new version. Raises ConfigError if the bank was not loaded from a folder or hub id, or has no reader
-        now; StoreError if the bank's files are missing or damaged; BaseMismatchError if the bank was trained on another
-        model; NotFiniteError if a weight is NaN or infinite.
+        Each gets a new version; the model stays. Raises ConfigError if the bank was not loaded from a folder or hub id,
+        or has no reader now; StoreError if its files are missing or damaged; BaseMismatchError if it was trained on
+        another model; NotFiniteError if a weight is NaN or infinite.
         """
         if self._source is None:
             raise ConfigError("serve: this bank was not loaded from a folder or hub id, so it cannot be loaded again.")
@@ -142,8 +142,9 @@ class Reloader:
     def _drop_cascades(self, bank: ReaderBank, name: str, source: ReaderBank) -> list[str]:
         """Remove a reader's cascades that were calibrated with other weights of their first reader; return their names.
 
-        `name` is the reader in `bank`, which is served next; in `source`, its monitors were calibrated. It becomes a
-        copy with the same modules, because the bank that was served so far shares its monitors.
+        `name` is the reader in `bank`, which is served next; its monitors were calibrated in the bank `source`. If it
+        loses cascades, `bank` gets a copy of it with the same modules, because the bank that was served so far shares
+        its monitors.
         """
 
         def is_changed(other: str) -> bool:

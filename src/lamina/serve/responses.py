@@ -89,7 +89,7 @@ def check_function(bank: ReaderBank, names: Sequence[str], function: str) -> Non
 
 
 def _ranked(prediction: JSON, top_k: int | None) -> JSON:
-    """Return the `top_k` best labels (None: all) with their scores, or a prediction without classes as it is."""
+    """Return the `top_k` best labels (None: all), best first, as {"label", "score"}; other predictions unchanged."""
     scores = prediction.get("logits", prediction.get("probabilities")) if isinstance(prediction, dict) else None
     if scores is None:
         return prediction

@@ -68,7 +68,7 @@ class ServedBank:
         bank: The readers and their model.
         number: Version of the bank: 1 at the start, and 1 more after each change.
         versions: Reader name -> version of the reader: the number of readers of this name that have been served so far.
-        removed: Names of the monitors that this change removed, because a reader was replaced that they use.
+        removed: Names of the cascades that this change removed, because one of their readers was replaced.
     """
 
     bank: ReaderBank
@@ -100,7 +100,7 @@ class _Turn:
 
     `jobs` are the requests, and `run` the batch if it has begun. `holds` says what the scheduler counts for this turn:
     "pass" (it is running), "place" (it waits for a free pass), "reading" (it is a very large request that is not yet
-    tokenised), or "nothing" (it has ended). `keeps_pass`: further passes of this turn follow.
+    tokenised), or "nothing" (it has ended). `keeps_pass`: the turn does not end with its batch, as another may follow.
     """
 
     jobs: Sequence[AnyJob]
@@ -110,10 +110,10 @@ class _Turn:
 
 
 def default_passes(bank: ReaderBank) -> int:
-    """Return the default number of passes that run at once: as many as the CPU cores allow, at most 8.
+    """Return the default number of passes that run at once: CPU cores / threads of a pass, rounded down, from 1 to 8.
 
-    Each pass uses as many threads as torch is set to, by default all cores. The result is 1 on a GPU, and for models
-    that change their kind of attention when a text is short, for example BigBird.
+    A pass uses as many threads as torch is set to, by default all cores. The result is 1 on a GPU, and for models that
+    change their kind of attention when a text is short, for example BigBird.
     """
     if bank.device.type != "cpu" or getattr(bank.model.config, "attention_type", None) == "block_sparse":
         return 1
@@ -125,9 +125,10 @@ class Scheduler:
     """Answers requests of any number of threads with one bank, several requests in one pass of the model.
 
     A batch consists of the oldest queued request and of those that are cheapest to run along with it; `JobQueue` says
-    when a shorter one may overtake it. There are `max_concurrent_passes + 1` threads. Each takes a batch from the
-    queue, tokenises it, waits until one of the allowed passes is free, runs the model, and answers the requests. The
-    extra thread tokenises the next batch while all passes are running. A request whose client has left is dropped.
+    when a shorter one may overtake it. `max_concurrent_passes + 1` threads run from the start until `close`. Each takes
+    a batch from the queue, tokenises it, waits until one of the allowed passes is free, runs the model, and answers the
+    requests. The extra thread tokenises the next batch while all passes are running. A request whose client has left is
+    dropped.
 
     A request of more than 256 tokens (on a GPU: 16,384) pauses between its passes, so that a batch of newer requests
     can run. The two take turns until one of them is done.
@@ -193,7 +194,7 @@ class Scheduler:
 
     @property
     def _largest(self) -> float:
-        """The most tokens of a request that may be taken now, so that one thread is left for others; under the lock."""
+        """The most tokens of a request that may be taken now: any number, or `_LARGE` if only one thread is left."""
         return _LARGE if self._reading == len(self._threads) - 1 else math.inf
 
     @property
@@ -246,7 +247,8 @@ class Scheduler:
 
         Raises:
             UnknownNameError: If a reader does not exist.
-            ConfigError: If `texts` or `tasks` is empty, a named reader does not read such examples, or no reader does.
+            ConfigError: If `texts` or `tasks` is empty, a named reader does not read such examples, no reader does, or
+                the bank has no processor.
             DataError: If a file is not an image or an audio file of a known format.
             TooLargeError: If the files are too large once decoded.
             MissingExtraError: If audio needs soundfile, which is not installed.
@@ -342,8 +344,8 @@ class Scheduler:
     def end(self, within_s: float) -> None:
         """Let requests that are not answered after `within_s` seconds fail with ClosedError; return at once.
 
-        After that time, requests that wait for a pass fail at once; for others, the pass that is running is the last. A
-        second call can only make that time earlier.
+        At that time, requests that wait for a pass fail at once; for others, the pass that is running is the last. New
+        requests are accepted until `close`. A second call can only make that time earlier.
         """
         self._ends_at = min(self._ends_at, time.monotonic() + within_s)
         self._timer = Timer(within_s, self._fail_waiting)
@@ -469,7 +471,6 @@ class Scheduler:
             if turn.holds == "nothing":  # it has ended before
                 return
             self._free += turn.holds == "pass"
-            # tokenising failed, or all clients left, before the pass began
             self._reading -= turn.holds == "reading"
             self._ready -= turn.holds == "place"
             turn.holds = "nothing"
@@ -480,8 +481,8 @@ class Scheduler:
         """Wait until the pass of `turn` may begin; return the jobs that are neither cancelled nor too long.
 
         The returned jobs can no longer be cancelled. `cut` is the number of texts in `jobs` that were cut. If it is not
-        0, jobs that are too long and may not be cut fail. If all fail, there is no wait. Raises ClosedError as `_begin`
-        does.
+        0, jobs that are too long and may not be cut fail. If all fail, there is no wait. Raises ClosedError if the time
+        of a shutdown is up first.
         """
         if cut:
             jobs = _accepted(jobs, lambda job: None if job.truncate else job.worker.check_lengths(job.texts))
@@ -525,7 +526,7 @@ class Scheduler:
         """Run the passes of a batch in a turn, and answer its jobs. If all clients have left, the batch is dropped.
 
         A single request with more than `_piece` tokens pauses after each pass, so that others can run in between. If a
-        pass fails, see `_run_apart`.
+        pass fails, each job is run by itself.
         """
         is_large = len(run.jobs) == 1 and run.tokens > self._piece
         while True:

@@ -87,12 +87,12 @@ class Truncation(Body):
 
     @property
     def cuts(self) -> Truncate:
-        """Whether texts that are too long are cut; a side ("left", "right") if they may be cut on this side only."""
+        """False: texts are not cut. "left" or "right": they may be cut on this side only. True: on any side."""
         return self.truncate and (cast("Side", (self.truncation_direction or "").lower()) or True)
 
 
 class FileInput(RequestBody):
-    """One file in Base64: an image or an audio clip."""
+    """One file in Base64: an image or an audio clip. One of the two keys must be set, not both."""
 
     image: str | None = None
     audio: str | None = None
@@ -393,7 +393,10 @@ class Message(RequestBody):
         return self
 
     def plain(self) -> dict[str, str]:
-        """Return the message as chat templates need it: the role, the content as one text, and the name if set."""
+        """Return the message as chat templates need it: "role", "content", and "name" if set.
+
+        The content is one text: the joined parts, or the refusal if there is no content.
+        """
         content = self.content if self.content is not None else self.refusal or ""
         if not isinstance(content, str):
             content = "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
@@ -459,7 +462,7 @@ class ChatRequest(RequestBody):
     prompt_cache_retention: _Ignored = None
 
     def generation(self) -> GenerationRequest:
-        """Return this body as a `GenerationRequest`."""
+        """Return this body as a `GenerationRequest`; `max_completion_tokens` wins over `max_tokens`."""
         return GenerationRequest(
             [message.plain() for message in self.messages],
             _sampling(self.temperature, self.top_p),
@@ -480,7 +483,7 @@ class ChatRequest(RequestBody):
 def _sampling(
     temperature: float | None, top_p: float | None, top_k: int | None = None, do_sample: bool | None = None
 ) -> Sampling:
-    """Return the sampling options for transformers' `generate` that a request asks for. None: it does not set this one.
+    """Return the sampling options of a request for transformers' `generate`. An argument is None if it was not sent.
 
     A `temperature` below 0.01 means greedy decoding, whatever else is set. Otherwise any of the first three options
     turns sampling on, as in text-generation-inference, even if `do_sample` is False. If none of them is set,

@@ -41,8 +41,8 @@ class ServedEngine:
     """Answers batches of a server with ONNX Runtime, if the backend allows it. It is an `Engine` for `BankRunner`.
 
     PyTorch answers a batch that the exported graph cannot answer. After a change of the readers, another process
-    exports the new bank; until then, PyTorch answers for it. Raises LaminaError if the backend is "onnx" or "int8" and
-    cannot answer for the bank.
+    exports the new bank; until then, PyTorch answers for it. With the backend "onnx", a missing export is first written
+    into the bank's folder. Raises LaminaError if the backend is "onnx" or "int8" and cannot answer for the bank.
 
     Args:
         backend: "auto", "torch", "onnx" or "int8"; see `engine_of`.
@@ -104,7 +104,10 @@ class ServedEngine:
                 self._process.kill()
 
     def _catch_up(self) -> None:
-        """Export the requested bank and use its engine, until no bank is requested. After an error PyTorch answers."""
+        """Export the requested bank and use its engine, until no bank is requested.
+
+        An error is logged, and PyTorch answers for that bank.
+        """
         while True:
             with self._lock:
                 bank, self._wanted = self._wanted, None

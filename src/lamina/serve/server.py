@@ -27,7 +27,7 @@ _TOO_SLOW = (
 
 
 def server_of(app: FastAPI, settings: Settings, *, host: str = "127.0.0.1", port: int = 0) -> Server:
-    """Return a uvicorn server for an application; its method `run` starts it. Port 0: any free port.
+    """Return a uvicorn server for an application from `create_app`; its method `run` starts it. Port 0: any free port.
 
     The time limits in `settings` for headers and for the shutdown apply to it.
     """
@@ -48,7 +48,7 @@ _Protocol: Any = AutoHTTPProtocol  # uvicorn annotates the name with a type that
 
 
 class _StaysHTTP:
-    """httptools' parser of a connection, which parses a request that asks for another protocol as HTTP.
+    """A wrapper of a connection's httptools parser that parses a request for another protocol as HTTP too.
 
     Java's client asks for h2c in every request. httptools takes the body of such a request for the other protocol's
     data, so the headers are parsed again without "upgrade", and then the body.
@@ -161,7 +161,7 @@ class TimedProtocol(_Protocol):
             self._timer = None
 
     def _give_up(self) -> None:
-        """Close the connection because headers are late; if some of them have come, send an error response first."""
+        """Close the connection because headers are late; if some of them have come, send an error (408) first."""
         if self._has_begun and not self.transport.is_closing():
             self.transport.write(_TOO_SLOW)
         self.transport.close()

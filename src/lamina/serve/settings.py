@@ -30,7 +30,8 @@ Example: TypeAlias = _Text | tuple[_Text, _Text]  # a text, or a pair of texts
 class Settings(BaseModel):
     """Limits, keys and page texts of a server, for `create_app`; build it with `Settings.of`.
 
-    Limits that text-embeddings-inference has too have the same names as there.
+    Limits that text-embeddings-inference has too have the same names as there. Unless another status is named, more
+    texts, tokens or bytes than allowed get status 413.
 
     Attributes:
         backend: What computes the readers' answers; see `lamina.predict`.
@@ -39,17 +40,18 @@ class Settings(BaseModel):
         max_concurrent_passes: Passes at a time; None: see `scheduler.default_passes`.
         max_concurrent_requests: Requests accepted and not answered; a further request gets status 429.
         max_concurrent_generations: Texts generated at a time; a further request gets status 429.
-        max_total_tokens: Tokens of a prompt and its generated text.
+        max_total_tokens: Tokens of a prompt and its generated text together; with an encoder, of each of them.
         max_client_batch_size: Texts per request.
-        max_request_tokens: Tokens of a request's texts, without those that are cut off; if there are more, status 413.
+        max_request_tokens: Tokens of a request's texts, without those that are cut off.
         payload_limit: Bytes of a request's body.
-        max_depth: Levels of nested lists and objects in a body.
-        request_timeout: Seconds until a request ends with an error; for generated text, until its next token comes.
+        max_depth: Levels of nested lists and objects in a body; a deeper one gets status 422.
+        request_timeout: Seconds in which a request's body must come, and then its answer, or each token of a generated
+            text; else the request ends with an error.
         header_timeout: Seconds in which the headers of a request must come.
         shutdown_timeout: Seconds in which accepted requests are answered at the end.
         api_key: Key that requests must send as "Authorization: Bearer KEY"; None: no key.
         admin_key: The same for /readers, which is off without it.
-        cors_allow_origin: Origins whose web pages may send requests; (): none.
+        cors_allow_origin: Origins whose web pages may send requests; "*": all; (): none.
         title: The page's title; None: the names of the bank and its model.
         examples: The page's example texts; None: three that fit the bank.
     """

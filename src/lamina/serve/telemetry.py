@@ -160,6 +160,10 @@ class ServerMetrics:
         unanswered: Function that returns the number of requests that are accepted and not answered.
         running: Function that returns the number of texts that are being generated.
         drift: Function that returns monitor name -> evidence that its replies have drifted; 1 or more is an alarm.
+
+    Attributes:
+        requests: Counter of requests, by path and status.
+        seconds: Histogram of the times of requests, by path.
     """
 
     def __init__(
@@ -224,7 +228,8 @@ class ServerMetrics:
 class RequestRecorder:
     """ASGI middleware that counts and times requests by path and status, and records a span for each.
 
-    Refused requests count too. See `_request_span` for the spans.
+    Refused requests count too. Paths without a route count as "other", and requests without a response have the status
+    "none". See `_request_span` for the spans.
     """
 
     def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:

@@ -64,7 +64,10 @@ class TooLongError(LaminaError):
 
 
 def _tokens(tokenizer: Tokenizer, *parts: str, **options: bool) -> Mapping[str, Any]:
-    """Tokenise a text or a pair, without truncation or special tokens unless `options` of the tokenizer say so."""
+    """Return the tokenizer's output for a text or a pair. `options` are passed to the tokenizer.
+
+    By default, texts are not truncated and get no special tokens. Waits until no other thread uses a tokenizer.
+    """
     with TOKENIZER_LOCK:
         whole = {"add_special_tokens": False, "truncation": False, "verbose": False, **options}
         return tokenizer(*map(encodable, parts), **whole)
@@ -87,7 +90,7 @@ def count_tokens(tokenizer: Tokenizer, text: str, most: int) -> tuple[int, bool]
 
 
 def near_end(tokenizer: Tokenizer, text: str, most: int, side: Side) -> str:
-    """Return a part of a long text that is quick to tokenise and has the `most` tokens that are read at one end.
+    """Return a part of a long text that is quick to tokenise, with the `most` tokens at one end that are read.
 
     `side` is where the text is cut: "left" keeps its end, "right" its start. The part has at least `2 * most` tokens,
     so the tokens that are read are the same as in the whole text. A short text is returned whole. Raises TooLongError
@@ -191,7 +194,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
     @abstractmethod
     def read(self, texts: Sequence[Example]) -> TokenisedT:
-        """Tokenise texts, or decode files, without running the model; return the result with its counts.
+        """Tokenise texts, or read the headers of files, without running the model; return the result with its counts.
 
         Texts that are too long are cut.
         """
@@ -206,7 +209,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
     def read_parts(self, texts: Sequence[Example]) -> tuple[list[TokenisedT], float]:
         """Read texts in parts of `texts_at_once`, for `answer`; return these, and the seconds that this took.
 
-        The time of waiting for the tokenizer does not count. Errors as in `read`.
+        The time of waiting for the tokenizer does not count. Raises the errors of `read`.
         """
         parts, seconds = list[TokenisedT](), 0.0
         for first in range(0, len(texts), self.texts_at_once):
@@ -322,7 +325,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
     def check_lengths(self, texts: Sequence[Example]) -> None:
         """Raise TooLongError if a text, pair or file is longer than a reader reads; the message gives its index.
 
-        Readers of tokens limit only the first text of a pair, to half a window: they read other texts in windows.
+        Readers of tokens read texts in windows. They limit only the first text of a pair, to half a window.
         """
         tokenizer, (whole, windows) = tokenizer_of(self.bank.processor), self.lengths
 
@@ -352,7 +355,7 @@ AnyWorker: TypeAlias = Worker[Any, Any]  # a worker whose types of batch and ans
 
 
 class ReaderWorker(Worker[Prepared, AnswerT]):
-    """Base class of the workers that answer with the readers `names` of a bank."""
+    """Base class of the workers that answer with the readers `names` of a bank, by running `predictor`."""
 
     def __init__(self, bank: ReaderBank, names: tuple[str, ...]) -> None:
         self.bank, self.names = bank, names
@@ -360,7 +363,10 @@ class ReaderWorker(Worker[Prepared, AnswerT]):
         self.predictor = Predictor(bank, PassOptions(batch_size=_ROWS), readers=names)
 
     def read(self, texts: Sequence[Example]) -> Prepared:
-        """Encode texts or files as inputs of the model. Raises the errors of `Predictor.prepare`."""
+        """Encode texts as inputs of the model; files are decoded later, by `run`.
+
+        Raises ConfigError if an example is not what a reader reads, and DataError if an audio file is empty.
+        """
         return self.predictor.prepare(plain(texts))
 
     @cached_property
@@ -403,7 +409,8 @@ class PredictWorker(ReaderWorker[Prediction]):
     def run(self, prepared: Prepared, budget: Budget) -> Generator[None, None, Sequence[Prediction]]:
         """Predict in passes within `budget`; return a list of predictions, one per text.
 
-        A generator: it yields between two passes. Raises the errors of `Predictor.answer_by_pass`.
+        A generator: it yields between two passes. Raises NotFiniteError if a reader gives NaN or infinity, DataError if
+        a file cannot be decoded, and ConfigError if the frozen model has changed.
         """
         return self.predictor.answer_by_pass(prepared, raw=self._raw, budget=budget)
 
@@ -425,7 +432,7 @@ class TokenisedTexts(NamedTuple):
 class EmbedWorker(Worker[TokenisedTexts, list[float]]):
     """Answers with embeddings: the mean of one layer's state over a text's tokens, special tokens included.
 
-    The pass stops at that layer.
+    The pass stops at that layer, which is one of the encoder if the model has several stacks.
 
     Raises ConfigError if the bank has no tokenizer, or its model has several stacks and no encoder; LayerIndexError if
     the layer does not exist.
@@ -443,7 +450,7 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
         (self._layer,) = select(layer, self._stack.layers, op="serve")
 
     def read(self, texts: Sequence[Example]) -> TokenisedTexts:
-        """Tokenise texts, each as one window, cut at the model's limit. Errors as in `encode`."""
+        """Tokenise texts, each as one window, cut at the model's limit; ConfigError if that has no room for text."""
         words = [text for text in texts if not isinstance(text, Upload)]  # /embed accepts texts only
         encoded = encode(words, self.bank.processor, max_length=self.max_length, offsets=False)
         return TokenisedTexts(encoded, int(sum(encoded.lengths)), encoded.truncated)

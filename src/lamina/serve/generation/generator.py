@@ -106,9 +106,8 @@ Put: TypeAlias = Callable[[TokenEvent | GenerationEnd | LaminaError], None]
 class TextGenerator:
     """Generates texts for several requests at a time, up to a limit.
 
-    Each text has its own thread and passes, beside the scheduler's. A step of generation is short, so predictions need
-    not wait until a text is complete. Texts do not share passes: padding changes the last bits of results, and with
-    them sometimes a token.
+    Each text has its own thread and passes, beside the scheduler's. Texts do not share passes: padding changes the last
+    bits of results, and with them sometimes a token.
 
     Args:
         scheduler: The scheduler of the bank whose model generates; its settings are the limits.
@@ -185,7 +184,7 @@ class TextGenerator:
                 generation.ends_at = self._ends_at
 
     def close(self) -> None:
-        """End all texts now, with ClosedError, and wait for each thread, for at most `shutdown_timeout` seconds."""
+        """End all texts now, with ClosedError, and wait for their threads, each at most `shutdown_timeout` seconds."""
         self.end(0)
         for generation in [*self._running]:
             generation.join(self._scheduler.settings.shutdown_timeout)

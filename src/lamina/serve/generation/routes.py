@@ -42,8 +42,8 @@ _FINISH = {"eos_token": "stop", "stop_sequence": "stop", "length": "length", "fl
 class Items:
     """A queue for the tokens and the end of one text, from the thread that generates them to the event loop.
 
-    Making it begins the text of `request`. `next` waits at most `timeout_s` seconds for a token. Raises LaminaError if
-    the text cannot begin, in the cases of `TextGenerator.begin`.
+    Making it begins the text of `request`. `next` waits at most `timeout_s` seconds for a token. Raises ConfigError,
+    OverloadedError or ClosedError in the cases of `TextGenerator.begin`.
     """
 
     def __init__(self, generator: TextGenerator, request: GenerationRequest, timeout_s: float) -> None:
@@ -303,7 +303,7 @@ async def _response(
 
 @final
 class StopStrings:
-    """Cuts a stream of text before its first stop string. Text that may begin a stop string is held back.
+    """Cuts a stream of text before its first stop string.
 
     `stopped` is whether a stop string has occurred.
     """

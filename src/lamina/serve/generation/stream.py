@@ -29,10 +29,10 @@ class TokenEvent:
     Attributes:
         index: Number of the token, from 1.
         id: Its id.
-        text: What it adds to the text.
+        text: What it adds to the text; "" for a special token, or while a character needs further tokens.
         special_text: A special token as text, such as "</s>"; None for an ordinary token.
         scores: Task -> label -> probability, see `TokenScores.at`; a probability that is not finite is None. None as a
-            whole at the last token, which the model does not read, and if no reader gives scores at each token.
+            whole at the last token, which the model does not read, and if nothing gives scores at each token.
         monitors: Saved monitor -> score of the text so far. A score is None if it is not finite, or if the second
             monitor of a cascade has not run. None as a whole if `scores` is None.
         flagged: Names of the monitors that have flagged the text at this token or before.
@@ -49,12 +49,12 @@ class TokenEvent:
     last: bool = False
 
     def token(self) -> dict[str, JSON]:
-        """Return the token as a part of a response: its "id", its "text", and whether it is "special"."""
+        """Return the token as a part of a response: "id", "text" (or `special_text`), and whether it is "special"."""
         text = self.text if self.special_text is None else self.special_text
         return {"id": self.id, "text": text, "special": self.special_text is not None}
 
     def report(self) -> dict[str, JSON]:
-        """Return the scores and flags at the token as a part of a response."""
+        """Return "scores", "monitors" and "flagged", as a part of a response."""
         return {"scores": self.scores, "monitors": self.monitors, "flagged": self.flagged}
 
 
@@ -108,7 +108,7 @@ class TokenStreamer(StopOnEvent):
 
     Args:
         scores: The readers that take part, and their scores.
-        watch: From `bank.watch` for the monitors of `scores`. None: no reader gives scores token by token.
+        watch: From `bank.watch` for the monitors of `scores`. None: nothing gives scores token by token.
         detokenizer: Decodes the text.
         conditions: What ends the text.
         emit: Called with each event.

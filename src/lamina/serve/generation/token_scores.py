@@ -121,7 +121,7 @@ class TokenScores:
     def so_far(self, step: Step) -> dict[str, float | None]:
         """Return saved monitor -> score of the text up to the token of `step`.
 
-        The score of a cascade is None if its second monitor has not run.
+        A score is None if it is not finite, or if the second monitor of a cascade has not run.
         """
         return {name: _number(step.scores[name]) for name in self.saved}
 
