@@ -163,7 +163,8 @@ class Request(Protocol):
 class Runner(Configured, Protocol):
     """The model runner of a worker (V1), a `GPUModelRunner` or `CPUModelRunner`.
 
-    Its `input_batch` has the requests of the step.
+    Its `input_batch` has the requests of the step. `query_start_loc` has the index of each request's first token among
+    the step's tokens, and then their number. `execute_model_state` is None if the step had no tokens.
     """
 
     model_config: ModelConfig

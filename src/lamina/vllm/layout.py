@@ -90,12 +90,14 @@ class Layout:
 
     @classmethod
     def from_config(cls, additional_config: object, *, pooling: bool = False) -> Self | None:
-        """Return the layout that an engine's `additional_config` describes; None if it has no key "lamina".
+        """Return the layout that an engine's `additional_config` describes; None without a value for the key "lamina".
 
-        `pooling` says whether the engine serves a pooling model. Raises ConfigError if the settings are not a mapping
-        or name no bank, "readers" is not a list of names or is empty, or a monitor's reader scores no tokens or is left
-        out; StoreError if the bank cannot be read; UnknownNameError if a setting, a reader or the value of "on_flag"
-        does not exist.
+        Its value has "bank", a folder or else an id on the hub, which is downloaded. It may have "readers" (None: all),
+        "revision" (of the hub) and "on_flag" (by default "end"). `pooling` says whether the engine serves a pooling
+        model. Raises ConfigError if the settings are not a mapping or name no bank, "readers" is not a list of names or
+        is empty, a folder has a revision, or a monitor cannot be read or its reader scores no tokens or is left out;
+        StoreError if the bank cannot be read; UnknownNameError if a setting, a reader or the value of "on_flag" does
+        not exist.
         """
         settings = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
         if settings is None:
@@ -117,8 +119,8 @@ class Layout:
     def of_bank(cls, folder: Path, readers: list[str] | None, on_flag: OnFlag, *, pooling: bool) -> Self:
         """Return the layout of the readers `readers` (None: all) of the bank in `folder`.
 
-        `on_flag` and `pooling` are the layout's attributes. With `pooling` there are no monitors. The errors are those
-        of `from_config`.
+        `on_flag` and `pooling` are the layout's attributes. With `pooling` there are no monitors. Raises ConfigError,
+        StoreError or UnknownNameError in the cases of `from_config`.
         """
         manifest = Manifest.read(folder / MANIFEST)
         names = manifest.readers if readers is None else readers

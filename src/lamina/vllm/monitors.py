@@ -51,8 +51,8 @@ class RequestMonitors:
         """Score the new tokens of the output; return the names of the monitors that flag it for the first time.
 
         Args:
-            first: Position of the first token in `tokens`; the prompt begins at 0. Tokens that were scored before are
-                skipped.
+            first: Position of the first token in `tokens`; the prompt begins at 0. Tokens of the prompt, and those that
+                were scored before, are skipped.
             tokens: The readers' scores of the tokens, as in `StepScores`.
         """
         rows = np.frombuffer(tokens, dtype=np.float32).reshape(-1, self._layout.token_columns)

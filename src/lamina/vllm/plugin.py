@@ -63,7 +63,8 @@ def _hook(
 ) -> None:
     """Wrap a method of a class, so that a call runs `before`, the method, and then `after(instance)`.
 
-    `before` gets the instance and the arguments of the method. A method that is wrapped already stays as it is.
+    `before` gets the instance and the arguments of the method. A method that is wrapped already stays as it is. Raises
+    KeyError if the class itself defines no such method.
     """
     original = owner.__dict__[method]
     if hasattr(original, "lamina"):

@@ -136,6 +136,10 @@ class PooledReaders:
         readers: Reader name -> module; all read the same layers with `PooledLayers` and have an equal `Fusion.group`.
         blocks: Number of cache blocks.
         device: Device of the states.
+
+    Attributes:
+        readers: Reader name -> module.
+        layers: The layers that the readers read.
     """
 
     def __init__(self, readers: Mapping[str, ReaderModule], blocks: int, device: torch.device) -> None:
@@ -159,7 +163,7 @@ class PooledReaders:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of GPU memory that the partial results of all cache blocks take."""
+        """Bytes that the partial results of all cache blocks take on the device."""
         return self._maxima.nbytes + self._sums.nbytes + self._projected.nbytes
 
     def add(self, states: Mapping[int, Tensor], segments: Segments) -> None:
@@ -206,7 +210,7 @@ class PooledReaders:
         self._projected[blocks, index] = old_projected * old.unsqueeze(-1) + projected * new.unsqueeze(-1)
 
     def logits(self, blocks: Int[Tensor, " blocks"]) -> dict[str, Float[Tensor, " classes"]]:
-        """Return reader name -> its logits over all tokens in the given cache blocks, which are those of one prompt."""
+        """Return reader name -> its logits over the prompt in the cache blocks `blocks`, in float32 on the CPU."""
         maxima = self._maxima[blocks]
         factors = (maxima - maxima.amax(0)).exp()
         sums = (self._sums[blocks] * factors).sum(0)

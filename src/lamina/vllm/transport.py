@@ -53,9 +53,9 @@ class _Sender:
         """Attach scores and verdicts to the `EngineCoreOutput`s of a step, and end flagged requests (see `install`).
 
         `scores` has the scores of each request in this step. `prompts` is request id -> number of tokens of its prompt,
-        for requests that had not ended before the step. If a request has no output in this step, its scores are kept
-        for its next output. If several monitors flag it in one step, `ended_by` names one. Then everything stored for
-        requests that have ended is deleted.
+        for requests that had not ended before the step; scores of others are dropped. If a request has no output in
+        this step, its scores are kept for its next output. If several monitors flag a request in one step, `ended_by`
+        names one. At the end, everything stored for requests that have ended is deleted.
         """
         flagged: dict[str, str] = {}
         for request, prompt in prompts.items():
