@@ -84,7 +84,8 @@ def _on_disk(tables: Iterator[pa.Table]) -> datasets.Dataset:
 class _TemporaryFile:
     """Holds a temporary file, at `path`, that is removed when no dataset refers to this object any more.
 
-    Deep copies of a dataset share the object. Pickled ones have None instead, so that only this process removes it.
+    Deep copies of a dataset share the object. A pickled dataset has None instead, so that only this process removes the
+    file.
     """
 
     def __init__(self) -> None:

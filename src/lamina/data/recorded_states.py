@@ -186,8 +186,8 @@ class RecordedStates:
     def _read(self, number: int, local: int, row: int, layers: Sequence[int]) -> Tensor:
         """Return the states `[tokens, layers, width]` of a row.
 
-        `number` is the array's index in the manifest. `local` and `row` are the row's number in the array and among all
-        rows. `layers` are positions on the array's axis "layers", from 0.
+        `number` is the array's index in the manifest. `local` is the row's number in the array, `row` among all rows.
+        `layers` are positions on the array's axis "layers", from 0.
         """
         array, place = self.manifest.arrays[number], self._places[number]
         axes, mask, count = array.axes, self._masks[number], int(self.lengths[row])
@@ -254,7 +254,7 @@ class RecordedStates:
         return place_of(path, tensor)
 
     def _mask(self, array: StatesArray) -> np.ndarray | None:
-        """Return the mask of an array, `[rows, tokens]`; None if the array has no mask.
+        """Return the mask of an array, `[rows, tokens]`; None if it has none. A file of one row may hold `[tokens]`.
 
         Raises the errors of `_place`, and DataError if the mask's shape does not fit the states.
         """
@@ -303,7 +303,7 @@ class RecordedStates:
         return np.ones(manifest.rows, np.int64) if given is None else given
 
     def _agreed(self, given: np.ndarray | None, numbers: Sequence[int]) -> np.ndarray:
-        """Return the length of every row. `numbers` are the manifest's arrays that hold all rows in order, by index.
+        """Return the length of every row. `numbers` are the indices of the manifest's arrays that hold all rows.
 
         `given` are the lengths that the manifest's file or other arrays gave, or None. Raises DataError if these arrays
         contradict `given`, a row has no token, or nothing says where a row ends.

@@ -41,7 +41,10 @@ _LEVELS = 1 << 16  # 16 random bits per element: drawing them takes a quarter of
 
 
 class Range(NamedTuple):
-    """The numbers that a setting may have: from `low` to `high`, without `high` itself if `open_high`. None may too."""
+    """The numbers that a setting may have: from `low` to `high`, without `high` itself if `open_high`.
+
+    A setting whose value is None is not checked.
+    """
 
     low: float
     high: float = math.inf
@@ -110,7 +113,10 @@ class FusionConfig:
         return self.module(self, layers=layers, width=width)
 
     def build_on(self, model: PreTrainedModel, stack: LayerStack, layers: int) -> Fusion:
-        """Return a new module for `layers` states of a stack of `model`. By default only the stack's width is used."""
+        """Return a new module for `layers` states of a stack of `model`; ConfigError as in `build`.
+
+        By default only the stack's width is used.
+        """
         return self.build(layers, stack.width)
 
 
@@ -274,7 +280,7 @@ class Fusion(nn.Module, ABC):
 
     Args:
         config: The fusion's config, stored as `self.config`.
-        layers: Number of layers whose states it gets; ConfigError if below 1.
+        layers: Number of layers whose states it gets, at least 1.
         width: Size of each state.
         dim: Size of the features. None: `width`.
 
@@ -282,8 +288,10 @@ class Fusion(nn.Module, ABC):
         generator: Source of dropout's random numbers. None: torch's global generator.
         token_wise: What `is_token_wise` returns by default.
         stream_of: Class of the stream that computes fusions with equal `group` together. None: see `stream`.
-        shared: Names of the settings that are equal in fusions that are computed together; see `group`. A submodule
-            cannot have the name of one of these four attributes: ConfigError.
+        shared: Names of the settings that are equal in fusions that are computed together; see `group`.
+
+    Raises:
+        ConfigError: If `layers` is below 1, or a submodule is assigned under the name of one of these attributes.
     """
 
     generator: torch.Generator | None = None
@@ -354,7 +362,10 @@ class Fusion(nn.Module, ABC):
         return self.token_wise
 
     def regularization(self, head: nn.Module | None = None) -> Tensor | None:
-        """Return a scalar to add to the training loss, or None. It may depend on `head`, which reads the features."""
+        """Return a scalar to add to the training loss; None (the default): nothing.
+
+        It may depend on `head`, which reads the features.
+        """
         return None
 
     def check_head(self, head: nn.Module) -> None:
@@ -552,10 +563,7 @@ class InputWeighted(Fusion):
         return super().train(mode)
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Return each layer's share of `amounts`: of the absolute weights since train or eval mode was switched on.
-
-        The shares sum to 1. They are equal as long as nothing was read.
-        """
+        """Return each layer's share of `amounts`. The shares sum to 1; they are equal as long as `amounts` are 0."""
         return normalized(self.amounts)
 
 

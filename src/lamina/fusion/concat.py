@@ -26,8 +26,7 @@ class Concat(FusionConfig):
     Args:
         dim: Size of the features, at least 1. None: the model's width, as in the paper.
         layers: Selector of the layers that are read. The default leaves out the embeddings.
-        bias: Whether to add a learned vector to the sum. Without it there are `layers * dim * width` parameters: 25.17
-            million at width 1024 and 24 layers, where the paper prints 25.18 million.
+        bias: Whether to add a learned vector to the sum.
 
     Raises:
         ConfigError: If a value is not valid.

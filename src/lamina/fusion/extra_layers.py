@@ -45,8 +45,9 @@ class ExtraLayers(FusionConfig):
         n: Number of blocks, at least 1.
 
     Raises:
-        ConfigError: If `n` is not an int in 1..1000; when the reader is attached, if the model's last block cannot be
-            called by itself or newly initialised; in a pass, if it continues from a cache of earlier tokens.
+        ConfigError: If `n` is not an int in 1..1000. When the reader is attached: if the model's last block cannot be
+            called by itself or newly initialised. In a pass: if the states are not from a pass of this model, or the
+            pass continues from a cache of earlier tokens.
 
     Source:
         ElNokrashy et al. 2024, arXiv:2209.15168, the baseline "+n layers". `build`, which has no model, makes blocks as
@@ -99,7 +100,7 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
     def block_inputs(self, stack: LayerStack) -> Iterator[None]:
         """Return a context manager that records, for `block_call`, how the stack's last block was last called.
 
-        If the new blocks are BERT-like and no copies, nothing is recorded.
+        The record ends with the context. Nothing is recorded if the new blocks are BERT-like and no copies.
         """
 
         def before(block: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:

@@ -36,7 +36,7 @@ class Head2Toe(FusionConfig):
     with all features, and a warning is logged.
 
     Args:
-        fraction: Share of the features, over all layers together, that is kept; above 0, up to 1.
+        fraction: Share of the features, over all layers together, that is kept (at least one); above 0, up to 1.
         group_lasso: Weight of the penalty: the sum of the lengths of the columns of the head's weight. 0: no penalty.
         score_share: Share of the epochs for the first stage, rounded up to whole epochs; between 0 and 1, exclusive.
         layers: Selector of the layers that are read.

@@ -1,4 +1,7 @@
-"""Aggregations: running scores of a text by the last token's score, and by means and maxima of the scores so far."""
+"""Aggregations: running scores of a text by the last token's score, and by means and maxima of the scores so far.
+
+In the formulas, `s_t` is the score of token t, counted from 1, and `S_t` the running score at this token.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +132,7 @@ class MultiMax(Aggregation):
     """Sum over the flagged labels of each label's highest score so far: `S_t = sum_h max_(u <= t) s_(u, h)`.
 
     A single high-scoring token counts fully, however long the text is. Labels may have their maxima at different
-    tokens.
+    tokens, and the sum of several probabilities may exceed 1.
 
     Source:
         Kramár et al. 2026, arXiv:2601.11516, section 3.2.1: `f(S) = sum_h max_j v_h . MLP(x_j)`. Their heads h are

@@ -48,7 +48,7 @@ class Rounding:
     def at(self, score: float) -> float:
         """Return by how much rounding may raise or lower `score`; 0 for -inf (no score).
 
-        Two passes over a text so differ by at most twice as much. In float32, scores from 0 to 1 move by at most
+        So two passes over a text differ by at most twice as much. In float32, scores from 0 to 1 move by at most
         1.1e-5, and by less near 0 and 1, where a probability changes less than its logit.
         """
         if score == -math.inf:
@@ -146,9 +146,10 @@ class Calibration:
         return self.recall_interval[0] > self.false_positive_interval[1]
 
     def promise(self) -> str:
-        """Return the target as text: "at most 0.01 with 95% confidence" if `guaranteed`, else "... on these texts".
+        """Return the target as text, such as "at most 0.01 with 95% confidence"; "" if the target is None.
 
-        With `per` "1000 tokens", "false alarms per thousand tokens" follows the number. "" if the target is None.
+        If not `guaranteed`, it ends in "on these texts" instead. With `per` "1000 tokens", "false alarms per thousand
+        tokens" follows the number.
         """
         if self.target is None:
             return ""
@@ -185,8 +186,8 @@ class Calibration:
             guarantee: Choose the threshold so that with probability `confidence` the false positive rate on *other*
                 texts of the same kind is at most `false_positive_rate`; `needed_negatives` says how many negatives that
                 takes. False: the rate on these texts is at most `false_positive_rate`.
-            rounding: How far another batch size or attention kernel may move a score. A chosen threshold lies so far
-                above the scores that it does not flag that they stay below it. Default: the rounding of float32.
+            rounding: How far another batch size or attention kernel may move a score. After such a move, scores
+                that a chosen threshold does not flag are still below it. Default: the rounding of float32.
             **facts: Other fields of the result, such as `task` and `split`.
 
         Raises:

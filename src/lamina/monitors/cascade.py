@@ -83,7 +83,7 @@ class Cascade:
         return self.second.calibration
 
     def check(self, heads: Mapping[str, HeadConfig]) -> None:
-        """Check that both monitors fit the heads of their readers; raise the errors of `Monitor.check`."""
+        """Raise ConfigError or UnknownNameError unless both monitors fit their readers' heads; see `Monitor.check`."""
         self.first.check(heads)
         self.second.check(heads)
 
@@ -95,7 +95,7 @@ class Cascade:
     def from_dict(cls, fields: JSONObject) -> Self:
         """Build a cascade from the fields that `to_dict` returned.
 
-        Raises the errors of `Cascade` and of `Monitor.from_dict`.
+        Raises ConfigError or UnknownNameError if a value is not valid; see `Cascade` and `Monitor.from_dict`.
         """
         both = {key: Monitor.from_dict(fields[key]) for key in ("first", "second")}
         return cls(**{**fields, **both})

@@ -47,7 +47,8 @@ class Monitor:
             fusion with `TokenClassification(encoder_layers=0)`, or with `SequenceClassification` and `pooling="mean"`
             or "query", which then labels each token as if it were a text.
         flag: Label, or labels, of the reader to watch for. The probabilities of several labels are added; if the labels
-            are independent (multi-label), the highest counts. `MultiMax` scores each label by itself.
+            are independent (multi-label), the highest counts. `MultiMax` scores each label by itself. Stored as a
+            tuple.
         aggregate: How the scores of the tokens are combined into the score of the text. Default: `EMA()`.
         threshold: The text is flagged from the first token on at which its score is at least this. None: never.
         scale: What a token's score is: "probability", or "log_odds", the logarithm of the odds of the flagged labels
@@ -202,8 +203,7 @@ class Monitor:
     def from_dict(cls, fields: JSONObject) -> Monitor:
         """Build a monitor from the fields that `to_dict` returned.
 
-        Raises the errors of `Monitor`, of `DriftSketch.from_dict` and of the aggregation; UnknownNameError if there is
-        no such aggregation.
+        Raises ConfigError if a value is not valid, and UnknownNameError for an unknown aggregation or scale.
         """
         calibration = None if fields["calibration"] is None else Calibration(**fields["calibration"])
         aggregate = AGGREGATIONS.from_dict(fields["aggregate"])
