@@ -250,10 +250,10 @@ def encode(
             every window begins with the first text. A first text longer than half a window (without special tokens) is
             cut to that half, and the pair counts as truncated. Offsets and token ranges are those of the second text. A
             start token between the two is left out, so that a reply follows its prompt as when the model writes it.
-        stride: Number of tokens that neighbouring windows share. None: a quarter of `max_length`, but at least one
-            token less than the text's part of a window.
-        offsets: Whether to store the character range of each token, which only fast tokenizers tell. Only token tasks
-            need them; they take much memory.
+        stride: With `windows`, number of tokens that neighbouring windows share. None: a quarter of `max_length`, or
+            the text's part of a window minus one if that is less.
+        offsets: Whether to store the character range of each token; slow tokenizers give none. Only token tasks need
+            them; they take much memory.
         add_prefix_space: Whether to put a space before each text, if the tokenizer is byte-level BPE (as RoBERTa's) and
             puts none itself. Offsets refer to the text without the space.
 

@@ -335,7 +335,8 @@ def read_chunks(
     such column; or if a row cannot be read and `on_bad_row` is None.
 
     Args:
-        path: The file, whose extension tells its format. Each line of a .txt file is a row with the column "text".
+        path: The file, whose extension tells its format. Each line of a .txt file, even a blank one, is a row with the
+            column "text".
         columns: Names of the columns to read; see `Table.cells` for names like "outer.inner". A row without a value in
             one of them (in JSON Lines also: without the column) counts as a row that cannot be read. None: all columns.
         rows: Number of rows in a chunk; the last may have fewer.

@@ -96,17 +96,15 @@ class FramedInputs(Protocol):
 @final
 @dataclass(frozen=True)
 class StateMasks:
-    """Stands in for the inputs when states are cached: its batches hold the states' masks; the model does not run.
+    """Stands in for audio inputs whose states are cached: its batches hold only the masks of these states.
 
     Attributes:
         lengths: Number of tokens of each row.
-        digest: Digest of the inputs.
-        uncacheable: Why the states cannot be cached; None: they can.
     """
 
     lengths: Sequence[int]
-    digest: str = ""
-    uncacheable: str | None = None
+    digest = ""
+    uncacheable = None
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
         """Return {"attention_mask": mask `[batch, tokens]` of the rows' states}, the same in every `epoch`."""
@@ -150,8 +148,8 @@ def open_states(
 ) -> CachedStates | None:
     """Return the cached hidden states of encoded examples; compute and store them if they are not cached yet.
 
-    In a run of several processes, either each holds all states in memory, or one writes them to the disk. All of them
-    use the cache or none does.
+    In mode "auto", states that fit in memory are computed even if they are on disk. In a run of several processes,
+    either each holds all states in memory, or one writes them to the disk. All of them use the cache or none does.
 
     Args:
         bank: The bank with the readers.
@@ -163,7 +161,7 @@ def open_states(
 
     Returns:
         The states. None if the model must run for every batch: in mode "off"; in "auto" also if the cache cannot be
-        used or saves no time (the reason is logged).
+        used or saves no time, which is logged.
 
     Raises:
         CacheError: In mode "on", if the states cannot be cached or written.
@@ -215,7 +213,7 @@ def obstacle(bank: ReaderBank, names: Sequence[str], inputs: CacheableInputs | N
 
 
 def layers_of(bank: ReaderBank, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return stack name -> layers that the readers in `names` read of this stack, in ascending order."""
+    """Return stack name -> layers of this stack that the readers in `names` need, in ascending order."""
     needed: dict[str, set[int]] = {}
     for name in names:
         needed.setdefault(bank[name].stack, set()).update(bank[name].layers)
