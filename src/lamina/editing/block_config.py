@@ -42,8 +42,8 @@ def cut_configs(
             first. None: not known.
 
     Raises:
-        ConfigError: If no setting of the config holds the depth, the family cannot have this order, or settings would
-            contradict each other.
+        ConfigError: Once iterated, if no setting of the config holds the depth, the family cannot have this order, or
+            settings would contradict each other.
     """
     parts = {name: getattr(config, name) if name else config for name in ("", *_inner(config))}
     own = [part for part in parts.values() if part is owner] or [*parts.values()]
@@ -144,7 +144,7 @@ def _inner(config: PretrainedConfig) -> list[str]:
 
 
 def _depth_names(config: PretrainedConfig, inner: str, stack: str, depth: int) -> list[str]:
-    """Return the names of known settings whose value is a stack's `depth`, in a config or its nested config `inner`."""
+    """Return the known settings that hold a stack's `depth`, in the nested config `inner` of `config` ("": itself)."""
     part = getattr(config, inner) if inner else config
     is_main = stack == "main" or bool(inner and inner == stack)
     names = _DEPTHS["main"] if is_main else _DEPTHS.get(stack, _ANY_DEPTH)
@@ -193,8 +193,8 @@ def _set_blocks(
 def _select_entries(part: PretrainedConfig, name: str, depth: int, order: Sequence[int]) -> bool:
     """Put the entries of the setting `name` in the new order, if it is a list with an entry per block; else do nothing.
 
-    A setting that follows from others cannot be set, and stays. `part` is the config, `depth` the number of blocks
-    before, and `order` the new blocks as numbers (from 1) of old ones. Returns whether the setting was changed.
+    A setting that follows from others cannot be set, and stays. `part`, `depth` and `order` are those of `_set_blocks`.
+    Returns whether the setting was changed.
     """
     entries = getattr(part, name, None)
     setting = getattr(type(part), getattr(part, "attribute_map", {}).get(name, name), None)
@@ -218,8 +218,8 @@ def _list_periods(part: PretrainedConfig, depth: int) -> None:
 def _set_counts(part: PretrainedConfig, depth: int, order: Sequence[int]) -> None:
     """Update settings that say how many of the lowest or highest blocks are of one kind, or which block is the last.
 
-    A count is only updated if the blocks of this kind are still together at that end. `part` is the config, `depth` the
-    number of blocks before, and `order` the new blocks as numbers (from 1) of old ones.
+    A count is only updated if the blocks of this kind are still together at that end. The arguments are those of
+    `_set_blocks`.
     """
     for name in (*BLOCK_SETTINGS.leading, *BLOCK_SETTINGS.trailing):
         count = getattr(part, name, None)
@@ -236,7 +236,7 @@ def _set_counts(part: PretrainedConfig, depth: int, order: Sequence[int]) -> Non
 def _set_short_forms(part: PretrainedConfig, depth: int, order: Sequence[int]) -> None:
     """Update other forms in a config: overrides per block, GPT-Neo's `attention_types`, and stages of vision models.
 
-    `part` is the config, `depth` the number of blocks before, and `order` the new blocks as old numbers, from 1.
+    The arguments are those of `_set_blocks`.
     """
     if overrides := getattr(vars(part).get(OVERRIDES), "per_layer_overrides", None):
         part.per_layer_config = {

@@ -42,7 +42,7 @@ class Rearranged:
         path: Path of the module list that holds the blocks; None if one block serves as all layers.
         gone: Names, before the change, of the removed parameters.
         added: Names, after it, of the copied blocks' parameters.
-        settings: For the record of the edit: how names of parameters change.
+        settings: "order", "path" and perhaps "first", for the record of the edit; see `block_moves.Move`.
     """
 
     path: str | None
@@ -91,8 +91,7 @@ class _Plan:
         order: The old number of each new block.
         path: Path of the module list that holds the blocks; None if one block serves as all layers.
         first: Paths, relative to a block, of parts that only the first block has.
-        attributes: For each new block: path of a module in it -> name -> value, for each attribute, and each submodule
-            without weights, that must be set. Empty if `path` is None.
+        attributes: For each new block what must be set in it; see `_changes`. Empty if `path` is None.
     """
 
     before: PreTrainedModel
@@ -130,9 +129,8 @@ class _WrongPlaceError(Exception):
 def _plan(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], path: str | None, op: str) -> _Plan:
     """Check whether a stack's blocks can be put in a new order, and return the plan; nothing is changed yet.
 
-    `order` has the numbers of present blocks. `path` is the path of the module list that holds the blocks; None if one
-    block serves as all layers. `op` is the operation, for messages. Raises ConfigError if no model can be built from
-    the present config, or no config describes the changed model.
+    `order` and `op` are those of `rearrange`, and `path` is what `_path_of_blocks` returns. Raises ConfigError if no
+    model can be built from the present config, or no config describes the changed model.
     """
     first = tuple(FIRST_BLOCK.get(family_of(stack.tower or model), ()))
     errors: list[tuple[ConfigError, Exception]] = []
@@ -181,10 +179,10 @@ def _build_empty(model: PreTrainedModel, config: PretrainedConfig) -> PreTrained
 
 
 def _changes(plan: _Plan, depth: int, path: str) -> list[dict[str, dict[str, object]]]:
-    """Return for each new block what must be set because of its place: path of a module in it -> attributes.
+    """Return for each new block what must be set because of its place: path of a module in it -> name -> value.
 
-    The attributes include submodules without weights. They come from a comparison of the empty models in `plan`.
-    `depth` is the number of blocks before, and `path` the path of their module list.
+    These are attributes and dropout submodules. They come from a comparison of the empty models in `plan`. `depth` is
+    the number of blocks before, and `path` the path of their module list.
 
     Raises:
         _WrongPlaceError: If a block would differ from the old one in more than its number, or a model built from the
@@ -217,13 +215,13 @@ def _parts(block: nn.Module, first: Iterable[str]) -> dict[str, nn.Module]:
     return {name: part for name, part in named if not is_first(name, first) and not _is_dropout(name, part)}
 
 
-def _is_dropout(name: str, module: nn.Module | None) -> bool:
+def _is_dropout(name: str, module: nn.Module) -> bool:
     """Return whether a module is a dropout without weights, or an `nn.Identity` that stands in place of a dropout.
 
-    An identity counts if `name`, its path in the block, contains "drop". A missing module (None) is neither.
+    An identity counts if `name`, its path in the block, contains "drop".
     """
     is_drop = "drop" in type(module).__name__.lower() or (type(module) is nn.Identity and "drop" in name)
-    return is_drop and next(module.parameters(), None) is None if module is not None else False
+    return is_drop and next(module.parameters(), None) is None
 
 
 def _facts(module: nn.Module | None) -> tuple[type, dict[str, object]]:
@@ -239,9 +237,15 @@ def _differing(
 ) -> dict[str, object]:
     """Return the attributes and dropout submodules that must be set on a block when it moves to another place.
 
-    These are name -> value or submodule of `now`, where it differs from `was`: a module of the block at its old place,
-    and the same at the new place, in a model built from the new config. `name` is its path in the block ("": the block
-    itself), and `numbers` the block's old and new number, from 0. `where` begins the error message.
+    The result is name -> value or submodule of `now`, where `now` differs from `was`.
+
+    Args:
+        was: A module of the block at its old place, in the model built from the old config.
+        now: The same module at the new place, in the model built from the new config.
+        name: Its path in the block; "" is the block itself.
+        numbers: The block's old and new number, from 0.
+        where: The beginning of the error message.
+        plan: The change that is planned.
 
     Raises:
         _WrongPlaceError: If the class differs; or an attribute does that is neither the block's number nor a setting of

@@ -29,7 +29,7 @@ class BlockFacts(TypedDict):
         was: Its number before the edits, from 1. For a copy, the number of the original.
         copy: Whether it is a copy.
         identity: Whether it is a copy that computed the identity at first.
-        edits: Kinds of the edits inside it, such as "insert", each once.
+        edits: Kinds of the edits inside it, each once: "freeze", "reinit", and "insert" unless it was merged.
     """
 
     block: int
@@ -97,7 +97,7 @@ def _after(edits: Sequence[Edit], before: int) -> list[BlockFacts]:
 
 
 def drawn(picture: StackPicture) -> list[str]:
-    """Return a stack's picture as lines of text: blocks before, blocks after, and the meaning of the signs."""
+    """Return a picture as lines of text: blocks before, blocks after, and if needed signs and removed blocks."""
     signs: dict[str, None] = {}
     boxes: list[str] = []
     for block in picture["after"]:

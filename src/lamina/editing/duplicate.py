@@ -51,7 +51,7 @@ def duplicate_(model: PreTrainedModel, layers: Selector, *, identity: bool = Tru
         stack: Name of the stack. None: the only one, or the encoder. A model with towers (CLIP) has no default.
 
     Returns:
-        The edit, with the names of the copies' parameters.
+        The edit, with the names of the copies' parameters (none if all layers are one block).
 
     Raises:
         ConfigError: If layer 0 is selected; if `identity` is True and a block cannot be an identity, for example
@@ -200,7 +200,10 @@ def _state(values: Sequence[object]) -> Tensor | None:
 
 
 def _is_identity(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
-    """Return whether a block, called with `args` and `kwargs`, returns exactly the state that it receives."""
+    """Return whether a block, called with `args` and `kwargs`, returns exactly the state that it receives.
+
+    The state is the first float tensor with 3 axes. False if none comes in or out.
+    """
     received = _state([*args, *kwargs.values()])
     expected = None if received is None else received.clone()
     output = block(*args, **kwargs)

@@ -81,7 +81,10 @@ def select_blocks(model: PreTrainedModel, layers: object, stack: str | None, op:
 
 
 def blocks_of(stack: LayerStack, layers: object, op: str) -> list[int]:
-    """Return the numbers of a stack's blocks that a layer selector names, ascending; errors as in `select_blocks`."""
+    """Return the numbers of a stack's blocks that a layer selector names, ascending.
+
+    Raises ConfigError if `layers` is no valid selector or selects layer 0, LayerIndexError if a layer does not exist.
+    """
     chosen = select("1-" if is_all(layers) else layers, stack.layers, op=op)
     if 0 in chosen:
         raise ConfigError(f"{op}: got layer 0; it is the embeddings, not a block. Use 1..{stack.depth}, or '1-'.")
@@ -122,8 +125,8 @@ def select_convolutions(
 ) -> tuple[str, list[int], dict[str, nn.Module]]:
     """Return what an edit of convolutions changes: the stack's name, the layers (ascending), and path -> convolution.
 
-    Arguments and errors are those of `select_blocks`, and UnsupportedModelError if the model's convolutions are not
-    known.
+    `layers` and `op` are those of `select_blocks`, and so are its errors about `layers`. Raises UnknownNameError if
+    `stack` is not None, "all" or that name, and UnsupportedModelError if the model's convolutions are not known.
     """
     name, blocks = convolution_blocks(model, op)
     if stack not in (None, "all", name):

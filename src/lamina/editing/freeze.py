@@ -58,10 +58,10 @@ def freeze_(
 
     Raises:
         ConfigError: If an argument is not valid; if `train` is empty, or names inserted layers and the model has none;
-            if `train` is a list and `layers` or `stack` is given too; or if the layers have no parameters. Also if
-            some layers are selected, and the stack has no module per block, or some but not all of the layers that
-            share a block are among them; if the model has several towers and none is named (without `train`); or if it
-            cannot be edited.
+            if `train` is a list and `layers` or `stack` is given too; if the layers have no parameters; if only some
+            layers are selected, and the stack has no module per block; if only some of the layers that share a block
+            are selected; if the model has several towers and none is named (without `train`); or if it cannot be edited
+            (quantised, compiled, offloaded, with adapters).
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the stack, or a part in `train`, does not exist.
         UnsupportedModelError: If the model's layers cannot be found, unless only `train` is given.
@@ -158,8 +158,8 @@ def _modules_of_layers(model: PreTrainedModel, stack: LayerStack, chosen: list[i
     """Return all modules, at any depth, of the chosen layers of a stack.
 
     Raises:
-        ConfigError: If some layers are chosen, and the stack has no module per block, or some but not all of the layers
-            that share a block are among them.
+        ConfigError: If only some layers are chosen, and the stack has no module per block; or if only some of the
+            layers that share a block are chosen.
     """
     if len(chosen) == stack.layers:
         return stack_modules(model, stack)

@@ -104,7 +104,7 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
 def replay_insert(model: PreTrainedModel, edit: Edit) -> Edit:
     """Repeat the insertion that `edit` records on a model, in place, with the same random numbers; return the new edit.
 
-    Raises the errors of `insert_` about the model.
+    Raises the errors of `insert_` about the model, which is then unchanged.
     """
     return _insert(model, Options(**edit.settings), seed=edit.seed)
 

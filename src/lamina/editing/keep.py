@@ -37,9 +37,10 @@ def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Ed
         The edit; its `layers` are the removed blocks, and its `parameters` those that are gone, under their old names.
 
     Raises:
-        ConfigError: If `keep` is not an int in range, the shape of another part of the model depends on the depth, no
-            setting of the config holds the depth, no list holds the blocks, the model has several towers and none is
-            named, or the model cannot be edited. The model is then unchanged.
+        ConfigError: If `keep` is not an int in range, the family cannot have these blocks alone, the shape of another
+            part of the model depends on the depth, no setting of the config holds the depth, no list holds the blocks,
+            the model has several towers and none is named, or the model cannot be edited (quantised, compiled,
+            offloaded, with adapters). The model is then unchanged.
         UnknownNameError: If the stack does not exist.
         UnsupportedModelError: If the model's layers cannot be found.
     """
@@ -73,8 +74,8 @@ def keep_(model: PreTrainedModel, layers: Selector, *, stack: str | None = None)
     Raises:
         ConfigError: If `layers` is no valid selector, no block would stay, the family cannot have this order of blocks,
             the shape of another part of the model depends on the depth, no setting of the config holds the depth, no
-            list holds the blocks, the model has several towers and none is named, or the model cannot be edited. The
-            model is then unchanged.
+            list holds the blocks, the model has several towers and none is named, or the model cannot be edited
+            (quantised, compiled, offloaded, with adapters). The model is then unchanged.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the stack does not exist.
         UnsupportedModelError: If the model's layers cannot be found.
@@ -102,7 +103,7 @@ def drop_(model: PreTrainedModel, layers: Selector, *, stack: str | None = None)
         The edit; its `layers` are the removed blocks, and its `parameters` those that are gone, under their old names.
 
     Raises:
-        ConfigError: If layer 0 or every block is selected, or for the reasons that `keep_` has.
+        ConfigError: If layer 0 or every block is selected, or for the reasons of `keep_`. The model is then unchanged.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the stack does not exist.
         UnsupportedModelError: If the model's layers cannot be found.
@@ -120,7 +121,7 @@ def _keep(model: PreTrainedModel, edited: LayerStack, kind: str, order: Sequence
     """Give the stack `edited` the blocks `order`, in place, and record an edit of `kind`; return the edit.
 
     `layers` are the layers that the user named. If the blocks are in that order already, nothing is recorded. Raises
-    ConfigError if `order` is empty, and the errors of `rearrange`.
+    ConfigError if `order` is empty or `rearrange` refuses it.
     """
     everything = range(1, edited.depth + 1)
     if not order:

@@ -161,7 +161,11 @@ def _untie_positions(model: PreTrainedModel) -> list[str]:
 
 
 def _check_layer(model: nn.Module, path: str, projection: nn.Module, layer: InsertedLayer) -> None:
-    """Raise ConfigError or UnsupportedModelError unless `layer` can be folded into the projection at `path`."""
+    """Raise an error unless `layer` can be folded into `projection`, which is at `path` of the model.
+
+    Raises ConfigError if it is not linear or has a kernel above 1, and UnsupportedModelError if it mixes groups of
+    channels, or the projection also serves positions that cannot have projections of their own.
+    """
     after = f"{_OP}: the layer inserted after '{path}'"
     if layer.activation is not None and layer.placement == "output":
         rule = "only a linear layer folds into the projection before it"

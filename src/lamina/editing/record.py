@@ -36,8 +36,8 @@ class Edit:
     Attributes:
         kind: "insert", "merge", "reinit", "truncate", "keep", "drop", "duplicate" or "freeze".
         stack: Name of the stack that was changed; "all" if several or all were.
-        layers: The edited layers, numbered as in `hidden_states` before the edit; for "truncate", "keep" and "drop" the
-            removed ones.
+        layers: The edited layers, ascending, numbered as in `hidden_states` before the edit; for "truncate", "keep" and
+            "drop" the removed ones.
         parameters: Full names of the parameters that were changed, added, removed or frozen. A removed parameter has
             its name before the edit; all others have their name after it. Later edits may rename them: see `names_now`.
         settings: The arguments of the edit, JSON-ready. With them the edit can be repeated.
@@ -78,7 +78,7 @@ class Edit:
 def edits(model: PreTrainedModel) -> list[Edit]:
     """Return a new list of a model's edits, oldest first.
 
-    Raises ConfigError if inserted layers have been lost, or `model` is not a torch module.
+    Raises ConfigError if inserted layers have been lost, or `model` is not a model.
     """
     check_inserted(model := checked_model(model, "edits"), "edits")
     return recorded(model)

@@ -68,7 +68,8 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
     Raises:
         ConfigError: If an argument is not valid; if layer 0 is selected; if the blocks share weights with other
             modules, or have no weights to set; if the model's initialiser does not set a weight; if the stack has no
-            module per block; if the model has several towers and none is named, or cannot be edited.
+            module per block; if the model has several towers and none is named, or cannot be edited (quantised,
+            compiled, offloaded, with adapters).
         UnsupportedModelError: If weights of the blocks are packed (quantised) or computed (weight norm, pruning), or
             the model's layers cannot be found.
         LayerIndexError: If a layer does not exist.

@@ -37,7 +37,7 @@ def checked_model(got: M, op: str, wanted: str = "a transformers model") -> M:
 
     Raises:
         ConfigError: If `got` is not a torch module, was compiled by torch.jit, or has such an attribute. The message
-            begins with `op` and says that it must be `wanted`.
+            begins with `op` and says that `wanted` is needed.
     """
     model = unwrapped(got)
     hint = getattr(type(model), "instead_of_model", None)
