@@ -257,6 +257,7 @@ class LabelHead(Head):
         **parts: Submodules before the linear map, by name.
 
     Attributes:
+        output: The linear map; with `linear=False` a `PassThrough`.
         class_weights: Weight of each label in the loss. None: all equal.
         settings: Names of the settings that must be equal for heads to be computed in one operation. None: all fields
             of the config except `labels`, `problem_type` and `class_weights`.
@@ -378,10 +379,11 @@ def check_class_weights(op: str, weights: Sequence[float] | None, labels: int) -
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
-    """Return the mean cross-entropy over the labels that are not IGNORE; 0 if all are (torch returns NaN).
+    """Return the mean cross-entropy over the labels that are not IGNORE, a scalar; 0 if all are (torch returns NaN).
 
-    `weight` holds one weight per class, for a weighted mean as in torch. None: all equal. Raises ConfigError if the
-    labels are not integers as torch takes them; on the CPU, also if one is not a class.
+    `logits` are `[..., classes]` and `labels` `[...]`. `weight` holds one weight per class, for a weighted mean as in
+    torch. None: all equal. Raises ConfigError if the labels are not int64 or uint8; on the CPU, also if one is not a
+    class.
     """
     flat, targets = logits.flatten(0, -2).float(), labels.flatten()
     rule = f"class numbers from 0 to {flat.shape[-1] - 1} are needed, or {IGNORE} for no label"

@@ -28,8 +28,8 @@ class CausalLM(VocabularyConfig):
     The logits at a token predict the next token. The bias is initialised to the base model's (0 if it has none). If the
     features have the width of the projection, the linear map is initialised to the identity. So `Reader(LastLayer(),
     CausalLM())` begins as the base model's own head. (Models that modify their logits are exceptions: Gemma 2 caps
-    them, Granite scales them.)
-    The projection belongs to the base model: it is neither copied nor saved, and only changes if the model is trained.
+    them, Granite scales them.) The projection belongs to the base model: it is neither copied nor saved, and only
+    changes if the model is trained.
 
     The features of a token must not depend on later tokens, which would reveal the token to predict. So a bank raises
     ConfigError unless its model has a single stack that reads from left to right, and the fusion is token-wise.

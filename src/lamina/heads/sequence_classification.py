@@ -90,7 +90,10 @@ class PooledClassification(HeadConfig):
 
     @classmethod
     def default(cls, task: ReadTask) -> tuple[FusionConfig, Self]:
-        """Return the default fusion and head for `task`: `PairedLayers` for pairs of texts, else `PooledLayers`."""
+        """Return the default fusion, `PairedLayers` for pairs of texts, else `PooledLayers`; and a head for `task`.
+
+        These give every token the same features, so the head's pooling is "first".
+        """
         fusion = PairedLayers() if task.pairs else PooledLayers()
         return fusion, cls(task.labels, pooling="first", problem_type=task.problem_type)
 
@@ -213,7 +216,10 @@ class PooledClassificationHead(LabelHead):
         features: Float[Tensor, "heads batch tokens dim"],
         mask: Bool[Tensor, "batch tokens"],
     ) -> Float[Tensor, "heads batch classes"]:
-        """Return the logits of each sequence, for several `heads` of equal settings; head i reads `features[i]`."""
+        """Return the logits of each sequence, for several `heads` of equal settings; head i reads `features[i]`.
+
+        Features with a single token come from a fusion that pools: "first" and "last" read it whatever the mask.
+        """
         outputs, generators = [head.output for head in heads], [head.generator for head in heads]
         p = self.config.dropout if self.training and self.config.linear else 0.0
         if self.config.encoder_layers:

@@ -85,7 +85,7 @@ class VocabularyHead(Head, ABC):
 
         Args:
             features: The features.
-            mask: True at tokens, False at padding.
+            mask: Not used.
             logits_to_keep: If given, logits are only computed where it is True, and returned as `[kept, classes]` in
                 row order.
         """
