@@ -258,8 +258,9 @@ class LaminaEstimator(BaseEstimator):
     def _results(self, split: Split, method: str) -> dict[str, Results]:
         """Return reader name -> the reader's outputs for a split. Messages begin with the calling `method`.
 
-        Warnings are logged if texts are blank or too long to be read whole. Raises UnknownNameError if `backend` does
-        not exist, and LaminaError if it cannot be used, or an output is NaN or infinite.
+        A pass reads as many rows as `eval_batch_size` in `options` says, or twice `batch_size`. Warnings are logged if
+        texts are blank or too long to be read whole. Raises UnknownNameError if `backend` does not exist, and
+        LaminaError if it cannot be used, or an output is NaN or infinite.
         """
         given = {"batch_size": self.batch_size, "eval_batch_size": (self.options or {}).get("eval_batch_size")}
         rows = FitOptions.of(given, self._op(method)).scoring_batch_size
@@ -387,7 +388,7 @@ class LaminaEstimator(BaseEstimator):
 
 
 def files_of(bank: ReaderBank) -> dict[str, bytes]:
-    """Return the files that saving a bank writes (the model is not among them): relative path -> content."""
+    """Return the files that `bank.save_pretrained` writes (without the model), or its errors: path -> content."""
     with TemporaryDirectory() as folder:
         bank.save_pretrained(folder)
         paths = [path for path in Path(folder).rglob("*") if path.is_file()]

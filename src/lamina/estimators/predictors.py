@@ -327,7 +327,7 @@ class LaminaTagger(LaminaEstimator):
                 loss is NaN or infinite.
         """
         op = self._op()
-        words = self._words(X, "fit")
+        words = as_words(X, op)
         tags = as_tags(y, words, op)
         by_name = {name: tag for row in tags for tag in row if (name := _name(tag, op)) is not None}
         if len(by_name) < 2:
@@ -346,9 +346,6 @@ class LaminaTagger(LaminaEstimator):
         self._train(bank, task, seed)
         return self
 
-    def _words(self, X: object, method: str) -> list[list[str]]:
-        return as_words(X, self._op(method))
-
     def predict(self, X: object) -> list[list[object]]:
         """Return one list of tags per sentence, with a tag for each word.
 
@@ -361,7 +358,7 @@ class LaminaTagger(LaminaEstimator):
             LaminaError: If the backend cannot be used, or an output is NaN or infinite.
         """
         self._check_fitted()
-        words = self._words(X, "predict")
+        words = as_words(X, self._op("predict"))
         guesses = cast("list[tuple[int, ...]]", self._results(_split(words, None), "predict")[READER].guesses())
         return [[self.classes_[number] for number in row] for row in guesses]
 

@@ -41,7 +41,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         pooling: How features of tokens become features of a text: "mean" over the tokens, or the "first" token.
         processor: Tokenizer of the model. None: the one saved with the model.
         epochs: Number of passes over the texts to train a fusion. None: 3, or more if that is needed for 200 steps.
-        batch_size: Texts per training step and per pass.
+        batch_size: Texts per training step; `transform` reads twice as many per pass.
         learning_rate: Peak learning rate. None: 1e-3.
         max_length: Maximum tokens per text. None: what the model allows.
         validation_fraction: Share of the texts that is not trained on and chooses the best epoch. None: train on all

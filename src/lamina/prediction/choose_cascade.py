@@ -51,10 +51,9 @@ class CascadeChoice:
     considered: int
 
     def sentence(self) -> str:
-        """Return a text that compares the cascade with its second monitor alone.
+        """Return a text that compares the cascade with its second monitor alone: recall, work and seconds of both.
 
-        It has the shares of positives and negatives that the cascade flags, the share of tokens for which the second
-        reader runs, the work that this saves, the seconds of each, and the recall of the second monitor alone.
+        It also has the shares of negatives that the cascade flags, and of tokens for which the second reader runs.
         """
         rates = cast("Calibration", self.cascade.calibration)
         low, high = rates.recall_interval

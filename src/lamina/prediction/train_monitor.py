@@ -151,8 +151,8 @@ def monitor(  # noqa: PLR0913
     readers, which do not look ahead, are trained together. The best pair of a reader and an aggregation becomes the
     monitor. Its threshold is the lowest one with which, at the given confidence, the rate holds on other replies of the
     same kind (an exact bound for any number of replies, see `per`). The rates are measured on the test part. A warning
-    is logged if the monitor is useless and so not stored, if test replies also occur in the train part, or if several
-    labels count as good.
+    is logged if the monitor is useless and so not stored, if test replies also occur in the train part, if several
+    labels count as good, or if equal scores keep the threshold from flagging half of what the rate allows.
 
     Args:
         train: File with a prompt, a reply and a label per row: .jsonl, .csv, .tsv or .parquet.

@@ -133,7 +133,7 @@ class BankRunner(Runner):
                     )
 
     def settings(self, name: str) -> dict[str, JSON]:
-        """Return the settings of the reader `name` as a flat, JSON-ready dict: `reader_settings`, and its stack."""
+        """Return `reader_settings` of the reader `name`, with the stack that it reads as "stack"."""
         return {**reader_settings(self.bank[name].config), "stack": self.bank[name].stack}
 
     def starting_weights(self, trained: Sequence[Tensor]) -> str:

@@ -58,8 +58,10 @@ def identity(
 ) -> dict[str, Facts]:
     """Return the identity of a run of `fit` or `finetune`, JSON-ready.
 
-    It has "settings", whose values messages quote, and "digests" of the weights and the data. `validation` are the
-    groups that are scored after each epoch, and `rates` is learner name -> highest learning rate.
+    It has "settings", whose values messages quote, and "digests" of the weights and the data. Both are place ("in
+    'cola'" for a learner, "" for the whole run) -> name -> value. Options that may change when a run resumes, such as
+    `num_workers`, are left out. `validation` are the groups that are scored after each epoch, and `rates` is learner
+    name -> highest learning rate.
     """
     model = runner.base
     edit_facts = [[edit.kind, edit.stack, edit.layers, dict(edit.settings)] for edit in edits(model)]

@@ -193,6 +193,8 @@ class Engine:
     def step(self, step: Step, names: tuple[str, ...], parts: list[tuple[list[int], bool, dict[str, Tensor]]]) -> None:
         """Take one optimizer step with the gradients of all accumulated batches, summed over all processes.
 
+        Importances are recorded if the option `importance_steps` says so.
+
         Args:
             step: The step of the plan.
             names: The learners that are still training on the step's group. A base model that is trained steps too.
@@ -299,7 +301,8 @@ class Engine:
         """Score the learners `names`; update each one's best epoch, schedule and stop.
 
         The scores are added to `history`, and the layers' importances to `importances`. The deciding scores are printed
-        above `bar`. Raises NotFiniteError if a score or an output is NaN or infinite.
+        above `bar`. A learner without validation examples has no scores; its latest epoch is its best. Raises
+        NotFiniteError if a score or an output is NaN or infinite.
         """
         # The mode is set once for all groups, since each change of mode resets the counts of importances.
         results: dict[str, Results] = {}

@@ -73,7 +73,7 @@ def expand(reader: Reader, grid: Mapping[str, Sequence[object]], *, name: str = 
         reader: The template. Settings that the grid does not set are taken from it.
         grid: Key -> list of values. Keys are "fusion.<field>" and "head.<field>" (or the field alone, if only one of
             the two has it), "fusion" (whole fusions: names, dicts with a "name", or configs), "seed", "stack",
-            "learning_rate" and "epochs".
+            "learning_rate" and "epochs". Beside "fusion", the other keys must exist for each of these fusions.
         name: Name of the template. The readers are called "<name>_0001", "<name>_0002" ...
 
     Returns:
@@ -81,8 +81,8 @@ def expand(reader: Reader, grid: Mapping[str, Sequence[object]], *, name: str = 
 
     Raises:
         UnknownNameError: If a key, or a name in a value, does not exist.
-        ConfigError: If a key is ambiguous or comes twice; if its values are not a list, are empty or have duplicates;
-            if a value does not fit its field; or if there are more than 100,000 combinations.
+        ConfigError: If `grid` is not a mapping; if a key is ambiguous or comes twice; if its values are not a list, are
+            empty or have duplicates; if a value does not fit its field; or if there are more than 100,000 combinations.
     """
     axes = _axes(reader, grid, f"grid of '{name}'")
     check_count(f"grid of '{name}'", axes)

@@ -107,7 +107,10 @@ class Learner:
         self._frozen = {key for key, parameter in named if id(parameter) not in trained}
 
     def factor(self) -> float:
-        """Return the factor from 0 to 1 by which schedule and warm-up scale the learning rates of the next step."""
+        """Return the factor from 0 to 1 by which schedule or, until it ends, warm-up scales the next step's rates.
+
+        Steps are counted from the start of the present training stage.
+        """
         options, progress = self._options, self.progress
         total, done = self.total - progress.began, progress.done - progress.began
         rise = int(total * options.warmup_ratio) if options.warmup_steps is None else options.warmup_steps

@@ -351,8 +351,8 @@ def task_of(model: PreTrainedModel, kind: str | None = None, op: str = "predict"
     """Return the `TaskOutline` (kind, problem type and labels, no data) of the task that a model's head is for.
 
     The kind follows from the model's class, the problem type and the labels from its config. A kind without classes has
-    no labels. A problem type that the config lacks, or the kind does not have, is the kind's first; for a head with a
-    single label it is "regression", if the kind has that.
+    no labels. If the config names no problem type of the kind, it is "regression" for a head with one label (if the
+    kind has that), else the kind's first.
 
     Args:
         model: A model with a head.
