@@ -65,7 +65,10 @@ class ReaderBank(ReaderCollection):
             `bank.eval()` set its mode too, and its own outputs change. It starts in eval mode, without dropout: call
             `bank.train()` to train it by hand. Parameters that were frozen stay frozen.
         saves_base: Save the model's weights with the bank. None: only if `train_base` is set.
-        info: JSON-ready facts about the bank, which are saved with it and stay in `bank.info`.
+        info: JSON-ready facts about the bank, which are saved with it.
+
+    Attributes:
+        folder: Local folder from which the bank was loaded, or None. The arguments are attributes of the same names.
 
     Raises:
         ConfigError: If an argument has the wrong type; if `train_base` is set and all parameters are frozen, or the
@@ -144,8 +147,7 @@ class ReaderBank(ReaderCollection):
         The output for a generated text has one row per returned sequence. The model does not read the last token of a
         sequence, so readers do not either. After the end of a sequence the mask is False; a sequence that ended at once
         has NaN logits for its output. Sampling, beam search, padded prompts, several return sequences, prompts in
-        pieces (`prefill_chunk_size`) and assisted decoding are supported. A token-wise fusion stores one feature vector
-        per token; others (`Routing`, `Head2Toe`, `PooledLayers`, positions) store the states themselves.
+        pieces (`prefill_chunk_size`) and assisted decoding are supported.
 
         Args:
             readers: Names of the readers. None: all.
@@ -160,10 +162,10 @@ class ReaderBank(ReaderCollection):
             UnknownNameError: If a reader is not in the bank, or `over` is none of the three values.
             ConfigError: If the frozen model has changed, or a reader is already used by an enclosing `listen`. Unless
                 `over` is "prompt", also if the model generates no text or decodes by its own loop, or a fusion needs
-                the inputs of its blocks (`ExtraLayers`). Later raised by `generate`, if its way of decoding does not
-                tell which states belong to which text; by `model(...)` with a cache of earlier tokens, unless `over` is
-                "prompt" (all outputs are then dropped); and by `outputs[name]`, if that reader read no pass or no
-                token.
+                the inputs of its blocks (`ExtraLayers`). Calls inside the `with` block raise it too: `generate`, if its
+                way of decoding does not tell which states belong to which text; `model(...)` with a cache of earlier
+                tokens, unless `over` is "prompt" (all outputs are then dropped); and `outputs[name]`, if that reader
+                read no pass or no token.
         """
         chosen = self.select(readers, "bank.listen")
         # eval mode first: a pass looks at the mode of its readers when it is built
@@ -184,7 +186,8 @@ class ReaderBank(ReaderCollection):
     def keep_monitor(self, monitor: AnyMonitor) -> None:
         """Store a monitor with its reader, to be saved with the bank; replace a stored monitor of the same name.
 
-        Training one of its readers again removes the monitor, and so does replacing one with `update`.
+        A cascade is stored with its second reader. Training one of its readers again removes the monitor, and so does
+        replacing one with `update`.
 
         Raises:
             UnknownNameError: If the bank does not have the reader, or the reader does not have the label.
@@ -200,6 +203,8 @@ class ReaderBank(ReaderCollection):
     @check_types("bank.add")
     def add(self, name: str, reader: Reader | ReadTask, *, watch: bool = False) -> ReaderModule:
         """Build a reader and add it to the bank. Return its trainable module, also available as `bank[name]`.
+
+        The module is on the model's device and in the mode of the bank.
 
         Args:
             name: 1 to 100 letters, digits, `_` and `-`, beginning with a letter or digit. It is also the name of the
@@ -247,7 +252,7 @@ class ReaderBank(ReaderCollection):
         Args:
             monitor: The monitor; its readers must be in the bank.
             batch: Keyword arguments for the model, such as `input_ids`.
-            mask: `[batch, tokens]`, True at the tokens to score. None: all tokens except padding.
+            mask: `[batch, tokens]`, True at the tokens to score; padding is never scored. None: all other tokens.
 
         Returns:
             `[batch, tokens]` in float64, on the CPU. Tokens that are not scored repeat the score before them, NaN at
@@ -335,7 +340,7 @@ class ReaderBank(ReaderCollection):
             monitors: One monitor or several, or names of stored ones. None: all stored ones.
             over: "output": score the new tokens. "both": score the prompt too.
             stop: Whether a flag of any monitor ends the sequence; or the names of the monitors that end it (None: all).
-            every: Number of tokens that are scored together. More tokens cost less, but delay steps, flags and stops.
+            every: Number of tokens that are scored together, as in `watch`.
             drift: Monitor name -> its drift test, as in `watch`; not together with `stop`. A reply is left out if the
                 caller leaves the loop before it is complete.
             **options: Options of `generate`, such as `max_new_tokens`, `do_sample` or `stopping_criteria`. With
@@ -363,7 +368,8 @@ class ReaderBank(ReaderCollection):
         The model's weights are saved only if `saves_base` is set, as it is if the bank trains them. The manifest names
         the folder or hub id from which the model was loaded, or to which `lamina.save` wrote it. If Lamina has edited
         or trained the model since then, the manifest does not name it and a warning is logged: the model must then be
-        passed to `from_pretrained`.
+        passed to `from_pretrained`. Warnings also name readers that nothing has trained, and blocks that were
+        changed by hand in a model that is not saved.
 
         A bank that is already in the folder is replaced; if an error occurs, it stays complete. Other files stay.
 
@@ -407,15 +413,16 @@ class ReaderBank(ReaderCollection):
                 the manifest names, is loaded, with its language model head if the loaded readers have monitors or
                 were added with `watch=True`.
             processor: Tokenizer or processor of the model. None: the one saved with the bank, or else with the model.
-            revision: Branch, tag or commit of the repository on the hub.
+            revision: Branch, tag or commit of the repository on the hub. None: the main branch.
             readers: Names of the readers to load, or one name. None: all. Other readers are not downloaded.
 
         Raises:
             StoreError: If the folder or repository does not exist, the hub cannot be reached or refuses access, files
                 are missing or damaged, or `model` is None and the manifest names no model.
-            UnknownNameError: If the saved bank does not have a reader, or a file has an unknown key.
-            BaseMismatchError: If the readers were not trained on `model`, because its weights or its shape differ, or
-                the processor makes other inputs.
+            UnknownNameError: If the saved bank does not have a reader, a file has an unknown key, or a fusion or head
+                is not registered.
+            BaseMismatchError: If the readers were not trained on `model`, because its weights, settings or shape
+                differ, or the processor makes other inputs.
             NotFiniteError: If a weight of the model holds NaN or infinity.
             ModelNotFoundError: If the model that the manifest names cannot be found.
             UnsupportedModelError: If transformers does not know the family of that model.

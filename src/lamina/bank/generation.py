@@ -61,7 +61,7 @@ class _RecordedCriteria(StoppingCriteriaList):
         self.results: list[Tensor] = []  # one per call, [rows]: True where the criteria end the sequence
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Decide for each sequence whether it ends with its newest token; record and return the decisions."""
+        """Record and return a mask `[rows]`: True for each sequence of `input_ids` that ends with its newest token."""
         ended = super().__call__(input_ids, scores, **kwargs)
         self.results.append(ended)
         return ended
@@ -86,8 +86,8 @@ class GenerateCall:
         config: The options of the call, as `generate` uses them.
         beams: Whether it decodes by beam search.
         assisted: Whether it uses speculative decoding: some passes then read draft tokens that may be rejected.
-        prompt_in_pieces: Whether the first pass may not read the whole prompt with its mask: with prompts in chunks,
-            with drafts, or with a cache that holds tokens already or has a fixed size.
+        prompt_in_pieces: Whether it is uncertain that the first pass reads the whole prompt with its mask: with prompts
+            in chunks, with drafts, or with a cache that holds tokens already or has a fixed size.
         prompt_tokens: Number of tokens of the prompt at the start of the returned sequences, which is the width of
             `prompts`; 0 if the prompt is embeddings, because the sequences then have only new tokens.
         prompt: Length of the prompt that the decoder reads, in tokens.
@@ -178,6 +178,7 @@ class Interception(NamedTuple):
     """What `intercept_generate` calls when a model generates.
 
     Attributes:
+        model: The model; calls on its parts count too.
         on_generate: Called with the `GenerateCall`. Returns a context manager that encloses the decoding; it yields a
             function that is then called with the result.
         is_waiting: Returns whether readers wait for the next generated text; if so, the options of `generate` are
@@ -242,9 +243,9 @@ def _interceptions(model: object) -> list[Interception]:
 def _check_generate(model: PreTrainedModel, *args: object, **kwargs: object) -> None:
     """Raise ConfigError if `generate` is called with an unsupported option while readers wait for a text.
 
-    An option given by keyword comes before `generation_config`, and that before the model's. The options are checked at
-    the start, because some of them take effect before a decoding method is called, or without one. If `model.generate`
-    was looked up before the interception, only the checks of the decoding methods run.
+    A keyword option takes precedence over `generation_config`, and that over the model's own. The options are checked
+    at the start, because some of them take effect before a decoding method is called, or without one. If
+    `model.generate` was looked up before the interception, only the checks of the decoding methods run.
     """
     if any(hook.is_waiting() for hook in _interceptions(model)):
         bound = dict(inspect.signature(_original["generate"]).bind(model, *args, **kwargs).arguments)

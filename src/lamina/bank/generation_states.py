@@ -28,7 +28,7 @@ class TokenBlock(NamedTuple):
     """Consecutive tokens of a text that the model has read, in one pass or several, with their states.
 
     Attributes:
-        first: Position of the first token in the text.
+        first: Position of the first token in the text, from 0.
         prompt: Length of the prompt in tokens.
         tokens: Ids `[rows, columns]`; -1 where the model was called with embeddings.
         real: False at padding of the prompt; generated tokens all count as real.
@@ -309,7 +309,7 @@ class GenerationStates:
 def inputs_of(
     stack_pass: StackPass, batch: Inputs, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> Mapping[str, object]:
-    """Return all arguments of a pass by name.
+    """Return all arguments of a pass over the stack of `stack_pass` by name.
 
     `args` and `kwargs` are the arguments of the module that contains the stack. `batch` has the arguments of the
     modules around it, which take precedence over arguments of the same name.

@@ -30,7 +30,7 @@ def layer_amounts(bank: ReaderBank, names: Sequence[str], batch: Mapping[str, ob
         this measurement.
 
     Raises:
-        ConfigError: If the frozen model has changed.
+        ConfigError: If the frozen model has changed, or the batch is empty.
         UnknownNameError: If a reader is not in the bank.
     """
     readers = bank.select(names, "layer_amounts")

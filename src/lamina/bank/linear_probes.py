@@ -49,9 +49,9 @@ class LinearProbe:
     problem_type: ProblemType
 
     def after(self, scale: Array, shift: Array) -> LinearProbe:
-        """Return the map that gives for x what this map gives for `x * scale + shift`.
+        """Return the map that gives for x what this one gives for `x * scale + shift`, or `x @ scale + shift`.
 
-        If `scale` is a matrix, it is what this map gives for `x @ scale + shift`.
+        The second holds if `scale` is a matrix, the first if it is a vector.
         """
         weight = self.weight * scale if scale.ndim == 1 else self.weight @ scale.T
         return LinearProbe(weight, self.bias + self.weight @ shift, self.classes, self.problem_type)
@@ -113,7 +113,7 @@ def _pipeline(steps: Sequence[Any]) -> LinearProbe:
 
 
 def _estimator(model: Any) -> LinearProbe:  # noqa: ANN401
-    """Return the linear map of a single classifier or regressor.
+    """Return the linear map of a single classifier or regressor; the first of two classes has the logit 0.
 
     Raises ConfigError if the class of `model` is not known; if it is not fitted, or has coefficients that are NaN or
     infinite; or if it is a regressor of several numbers.

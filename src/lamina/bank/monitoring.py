@@ -34,14 +34,15 @@ TokenMaps = Sequence[tuple[list[str], Tensor, Tensor]]  # readers, and the stack
 
 
 def stored_monitors(readers: Readers) -> dict[str, AnyMonitor]:
-    """Return name -> monitor, for the monitors stored with `readers`. Raises ConfigError as `saved_monitors` does."""
+    """Return name -> monitor, for the monitors stored with `readers`; the errors are those of `saved_monitors`."""
     return saved_monitors({name: module.info for name, module in readers.items()})
 
 
 def saved_monitors(infos: Mapping[str, Info]) -> dict[str, AnyMonitor]:
     """Return name -> monitor, for the monitors in `infos`: reader name -> its saved `info`.
 
-    Raises ConfigError if a monitor cannot be read, or two readers have monitors of one name.
+    Each monitor names the reader with which it is saved, even if another bank knows that reader by another name. Raises
+    ConfigError if a monitor cannot be read, or two readers have monitors of one name.
     """
     monitors: dict[str, AnyMonitor] = {}
     for reader, info in infos.items():
@@ -64,7 +65,10 @@ def _of_reader(fields: Info, reader: str) -> Info:
 
 
 def store_monitor(readers: Readers, monitor: AnyMonitor) -> None:
-    """Store a monitor with its reader, in place of one of the same name, unless `check_monitors` raises an error."""
+    """Store a monitor with its reader in `readers`, in place of one of the same name.
+
+    If `check_monitors` raises an error, nothing is changed.
+    """
     (name,) = check_monitors("bank.keep_monitor", [monitor], {}, readers)
     if any(name in reader.monitors for reader in readers.values()):
         drop_monitor(readers, name)
@@ -94,7 +98,8 @@ def check_monitors(
 
     Args:
         op: Operation that error messages begin with.
-        chosen: One monitor or several (of a mapping, the values), or names of stored ones. None: all stored ones.
+        chosen: One monitor or several, or names of stored ones. None: all stored ones. In a mapping, the values count,
+            and a key whose value is None is the name of a stored monitor.
         stored: Name -> stored monitor.
         readers: Reader name -> module.
 
@@ -244,7 +249,7 @@ def read_tokens(
 
 @torch.no_grad()
 def reader_seconds(bank: ReaderCollection, names: Sequence[str], *, repeats: int = 40) -> dict[str, float]:
-    """Measure how long each reader takes for one generated token; return reader name -> seconds.
+    """Measure how long each reader in `names` takes for one generated token; return reader name -> seconds.
 
     The model is not run: readers read zeros, since the work does not depend on the values. The result is the median of
     `repeats` runs, in which the readers take turns. Raises UnknownNameError for an unknown reader, and the errors

@@ -127,8 +127,8 @@ class Reader:
                 PCA) are folded into the weights. Files are refused: nothing is unpickled.
             layers: The layer whose states the model was fitted on; or several ascending layers, if their states were
                 concatenated. (Layer i of lmprobe is layer i + 1 here.)
-            pooling: How the model's inputs were made from a text's token states: by their mean, for example. None: each
-                input is the state of one token, and the model labels tokens.
+            pooling: How the model's inputs were made from a text's token states: "mean", or the state of the "first" or
+                "last" token. None: each input is the state of one token, and the model labels tokens.
             labels: Names of the classes in the order of `probe.classes_`, as texts; for a regression, one name for the
                 number. None: `str` of each class in `probe.classes_`, or "value".
             stack: Name of the stack that the reader reads, as in `Reader`. None: the only stack, or the encoder.
@@ -194,8 +194,7 @@ class ReaderModule(nn.Module):
         layers: Numbers of the layers that the reader needs, ascending; 0 is the embeddings.
         info: JSON-ready facts about the reader, such as its scores after training. They are saved with the reader.
         inputs: Facts about the processor with which the reader was trained or loaded. None: not known.
-        step: Number of training passes so far. The seed and this number determine the random numbers of dropout, so a
-            resumed training draws the numbers that an uninterrupted one would.
+        step: Number of training passes so far. The seed and this number determine the random numbers of dropout.
         first_hash: `weights_hash` of the random weights with which `bank.add` built the reader. None: the reader began
             with given weights or was loaded, or `warn_of_untrained` has looked at it.
     """
@@ -248,8 +247,7 @@ class ReaderModule(nn.Module):
     def seed_dropout(self, device: torch.device) -> None:
         """Seed the reader's own dropout generators, on `device`, for the next training pass, and count the pass.
 
-        The seed depends on the reader's seed, the number of the pass and the rank of this process. It does not depend
-        on other readers of the bank, so a reader trains in the same way alone and with others.
+        Their seed depends only on the reader's seed, the number of the pass and the rank of this process.
         """
         process = (rank(),) if rank() else ()
         device = torch.device("cpu") if device.type == "meta" else device  # there, no numbers are drawn
@@ -260,7 +258,7 @@ class ReaderModule(nn.Module):
         self.step += 1
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of the head, plus the regularization of the fusion if it has any.
+        """Return the loss of the head, a scalar, plus the regularization of the fusion if it has any.
 
         Raises ConfigError if the labels have a shape or values that the head's `loss` does not take.
         """

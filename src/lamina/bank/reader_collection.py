@@ -88,7 +88,8 @@ class ReaderCollection(nn.Module):
     def check_ids(self, op: str, processor: Processor | None) -> None:
         """Raise ConfigError, about `op`, if the tokenizer of `processor` has ids beyond the model's embedding table.
 
-        A tokenizer that was checked and has not grown since is not checked again.
+        Without a tokenizer or a table, nothing is checked. A tokenizer that was checked and has not grown since is not
+        checked again.
         """
         tokenizer = tokenizer_of(processor)
         if not hasattr(tokenizer, "get_vocab") or self._checked_ids == (known := (tokenizer, len(tokenizer))):
@@ -354,7 +355,7 @@ class ReaderCollection(nn.Module):
         return len(self.readers)
 
     def select(self, names: Iterable[str] | None, op: str) -> dict[str, ReaderModule]:
-        """Return name -> module for some of the readers, in a new dict. None: all; a string: the reader of that name.
+        """Return name -> module for the readers `names`, in that order, as a new dict. None: all; a string: one name.
 
         Raises:
             UnknownNameError: If the bank has no reader of a name. The message begins with `op`.
@@ -384,14 +385,16 @@ class ReaderCollection(nn.Module):
         """Run the model once on a batch, and return the output of every reader.
 
         The forward of the model ends after the last layer that a reader needs, unless `main` is set. Gradients are
-        recorded in training mode only, and through the model only with `train_base`.
+        recorded in training mode only, and through the model only with `train_base`. Each call in training mode counts
+        in `ReaderModule.step`, which seeds dropout.
 
         Args:
             labels: Reader name -> labels, in the shape that the head's `loss` takes. Readers without labels get no
                 loss.
             readers: Names of the readers to run. None: all.
             main: Run the model to its end and return its own output as `output.main`.
-            **batch: Arguments of the model, such as `input_ids` and `attention_mask`, each `[batch, tokens]`.
+            **batch: Arguments of the model, such as `input_ids` and `attention_mask`, each `[batch, tokens]`. Without
+                an input for it, a decoder reads the encoder's ids, shifted right; with `main`, the model decides.
 
         Returns:
             The outputs by reader name: `output[name].logits` and `.loss`; `output.loss` is the sum of the losses.
@@ -401,6 +404,7 @@ class ReaderCollection(nn.Module):
             ConfigError: If there is no reader to run, labels do not fit, the batch is empty or lacks an input, the mask
                 does not say which tokens are padding, a reader of pairs has no fast tokenizer, or the frozen model has
                 changed since the bank was made.
+            UnsupportedModelError: If a fusion reads inside the blocks, and the place is not found in the model.
         """
         labels, stop = {} if labels is None else labels, StopForward()
         passes, names = self._start(readers, labels)
@@ -474,7 +478,10 @@ class ReaderCollection(nn.Module):
         return self._finish(passes, labels, names)
 
     def _run(self, wanted: Sequence[LayerStack], batch: Inputs, stop: StopForward) -> Any:  # noqa: ANN401
-        """Run the model by `run_stacks`: in eval mode if frozen, and uncompiled, since compiled code may skip hooks."""
+        """Run the model by `run_stacks`, with its arguments and result; a frozen model in eval mode.
+
+        Compiled models run uncompiled, because compiled code may skip hooks.
+        """
         compiled = is_compiled(self.model) or self._guard.compiled
         with uncompiled() if compiled else nullcontext(), self.eval_pass():
             return run_stacks(self.model, wanted, batch, stop)
@@ -505,7 +512,9 @@ class ReaderCollection(nn.Module):
         return self.passes(chosen, grad=grad), list(chosen)
 
     def passes(self, readers: Mapping[str, ReaderModule], *, grad: bool, traced: bool = False) -> list[StackPass]:
-        """Return a new `StackPass` for each stack that these readers read; ConfigError if the frozen model has changed.
+        """Return a new `StackPass` for each stack that these readers read, in the order of the model's stacks.
+
+        Raises ConfigError if the frozen model has changed, and UnsupportedModelError as `StackPass` does.
 
         Args:
             readers: Reader name -> module, from `select`.
@@ -535,7 +544,8 @@ class ReaderCollection(nn.Module):
         """Run the heads of passes that have all their states, compute the losses, and return the outputs.
 
         `labels` is reader name -> labels; readers without labels have no loss. `readers` are the names of the readers,
-        in the order of the outputs. `main` is the model's own output, or None.
+        in the order of the outputs. `main` is the model's own output, or None. Raises ConfigError if a layer is missing
+        or labels do not fit.
         """
         found: dict[str, ReaderOutput] = {}
         for stack_pass in passes:

@@ -49,7 +49,10 @@ def check_needs_states(op: str, reader: Reader) -> None:
 
 
 def check_reads_recorded(op: str, name: str, reader: ReaderModule, facts: RecordedFacts) -> None:
-    """Raise ConfigError unless reader `name` needs only the recorded states, and computes the same as on the model."""
+    """Raise ConfigError, about `op`, unless a reader needs only the recorded states, and gives the model's answers.
+
+    `name` is the reader's name, and `facts` says which states were recorded.
+    """
     check_needs_states(op, reader.config)
     what = f"reader '{name}' reads"
     if reader.stack != facts.stack:
@@ -84,10 +87,10 @@ def _pooled_problem(reader: ReaderModule, pooling: str) -> str | None:
 def check_recorded_base(
     op: str, by_name: Mapping[str, LayerStack], model: PreTrainedModel, facts: RecordedFacts
 ) -> None:
-    """Check that states were recorded from the model of a bank.
+    """Check that the states that `facts` describes were recorded from `model`, whose stacks are `by_name`.
 
     The model may be a `RecordedModel`. If that or `facts` has no fingerprint, only stack, depth and width are compared.
-    If `facts` has none and the model is a real one, a warning is logged.
+    If `facts` has none and the model is a real one, a warning that begins with `op` is logged.
 
     Raises:
         BaseMismatchError: If the stack, its depth, its width or its fingerprint differs.

@@ -50,7 +50,6 @@ class StackPass:
         mask: Attention mask `[batch, tokens]` of the call. None: there is no padding.
         real: True at tokens, False at padding, `[batch, tokens]`. None until the first state has come.
         layers: Numbers of the layers that at least one reader needs, ascending.
-        grad: Whether the readers' computations record gradients.
 
     Args:
         model: The model that is called.
@@ -245,8 +244,8 @@ def _is_batched(
 ) -> bool:
     """Return whether heads with equal settings are computed as one operation on these features, because it is faster.
 
-    On a CPU without gradients (`grad`) it is slower if there are more than a few tokens: the features of several
-    readers do not fit into the CPU's caches. An export counts as many tokens.
+    On a CPU without gradients (`grad`) it is slower if `real`, the mask, has more than 32 entries: the features of
+    several readers do not fit into the CPU's caches. An export counts as many tokens.
     """
     if features.shape[-2] == 1 or grad or real.is_cuda:
         return True
@@ -326,7 +325,8 @@ def _logits_of(
 ) -> Tensor:
     """Run a reader's head by itself on features, and return the logits, shaped as in `ReaderOutput`.
 
-    With `labels`, a head over a vocabulary computes only the logits of labelled positions. In training mode, torch's
+    `mask` is True at tokens. With `labels`, a head over a vocabulary computes only the logits of labelled positions;
+    other heads ignore them. In training mode, torch's
     global generator is seeded for the call and restored afterwards.
     """
     options: dict[str, Tensor] = {}
@@ -343,6 +343,7 @@ def _head_groups(
 ) -> list[list[str]]:
     """Return groups of reader names. The heads of a group are computed as one operation; see `_is_batched`.
 
+    `features` is reader name -> features; `readers`, `real` and `grad` are those of `_is_batched` and `run_heads`.
     Readers that share one tensor of features get a group of their own, so that `run_heads` need not copy the tensor.
     """
     shared = Counter(map(id, features.values()))

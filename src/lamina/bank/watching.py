@@ -50,7 +50,7 @@ class Watch:
     """The scores and flags of the text that is being generated, or was generated last. `bank.watch` yields it.
 
     If threads generate at the same time, each thread sees its own text. Before the first text, all members but
-    `stopping` raise ConfigError.
+    `stopping` and `begin` raise ConfigError.
     """
 
     def __init__(
@@ -145,6 +145,9 @@ class _WatchedText(GenerationObserver):
 
     Tensors have one row per monitor. The list `rows` holds the monitors' names in the order of the rows; monitors that
     are computed in one operation have neighbouring rows. `monitor_names` holds the names in the caller's order.
+
+    `template` is a pass with the readers of `monitors` (name -> monitor). Texts are decoded only if there are both a
+    `tokenizer` and `on_token`. `every`, `on_token` and `drift` are those of `ReaderBank.watch`.
     """
 
     def __init__(

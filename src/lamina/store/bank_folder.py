@@ -112,8 +112,8 @@ def save_bank(
     """Save a bank to a folder, with the model's weights only if `bank.saves_base`.
 
     `title` is the title of the model card; None: the name of the folder. `files` are more files to write in the same
-    step: name -> function that is called with the path to write. The other arguments and the errors are those of
-    `ReaderBank.save_pretrained`. Afterwards, later changes are found by comparison with what was saved.
+    step: name -> function that is called with the path to write. The other arguments, the errors and the warnings are
+    those of `ReaderBank.save_pretrained`. Afterwards, later changes are found by comparison with what was saved.
     """
     folder = Path(check_type("save", "folder", folder, "str | Path"))
     for name in bank:
@@ -149,7 +149,7 @@ def save_bank(
 
 
 def _warn_if_cut_by_hand(bank: ReaderBank) -> None:
-    """Warn if blocks of a model that is not saved with the bank were changed by hand: loading could not repeat that."""
+    """Log a warning if blocks of a model that is not saved with the bank were changed by hand: loading loses that."""
     if bank.saves_base:
         return  # `save` refuses it
     if problem := changed_blocks(bank.model):
@@ -184,10 +184,9 @@ def push_bank(
     private: bool | None = None,
     token: str | None = None,
 ) -> str:
-    """Save a bank to a repository on the hub, and return the address of the commit.
+    """Save a bank to a repository on the hub in one commit, and return the address of the commit.
 
-    A repository or branch that does not exist is created. If the repository has other files of readers, of a base model
-    or of a processor, the same commit deletes them. `ReaderBank.push_to_hub` documents the arguments and errors.
+    `ReaderBank.push_to_hub` calls this, and documents the arguments, the errors and which files are deleted.
     """
     api = huggingface_hub.HfApi(token=token)
     try:
@@ -257,13 +256,13 @@ def saved_bytes(target: ReaderBank | PreTrainedModel) -> int:
 
 
 def _names(readers: Iterable[str]) -> list[str]:
-    """Return the paths of a bank's files, except its model's and processor's. The first, the manifest, marks a bank."""
+    """Return the paths in its folder of a bank's manifest, which is its mark, its card, and the files of `readers`."""
     reader_files = [f"{READERS}/{name}/{file}" for name in readers for file in (READER, WEIGHTS)]
     return [MANIFEST, CARD, *reader_files]
 
 
 def _listed(folder: Path) -> list[str]:
-    """Return the paths of all files that a folder's manifest lists; [] if there is no readable manifest."""
+    """Return the paths, inside a folder, of all files that its manifest lists; [] if there is no readable manifest."""
     try:
         manifest = Manifest.read(folder / MANIFEST)
     except LaminaError:
@@ -370,7 +369,7 @@ def _load_bank(
     *,
     writes: bool,
 ) -> ReaderBank:
-    """Load a bank from a local folder. The arguments are those of `load_bank`, the errors of `from_pretrained`."""
+    """Load a bank from a local folder. `load_bank` explains `writes`; for all else see `ReaderBank.from_pretrained`."""
     manifest = _read_manifest(folder)
     check_known(f"load {folder}", readers or (), manifest.readers, "reader")
     names = manifest.readers if readers is None else readers
@@ -436,8 +435,9 @@ def _read_manifest(folder: Path) -> Manifest:
 def _load_base(base: BaseFacts, folder: Path, *, writes: bool) -> tuple[PreTrainedModel, Processor | None]:
     """Load the model that a manifest names, or that is saved in the bank's folder, and its processor.
 
-    The model in the folder has the head that it was saved with. A named model is loaded with a head only if `writes`
-    and if it was saved with a language model head. Raises StoreError if no model is named, and the errors of `load`.
+    The weights have the type that the manifest names. The model in the folder has the head that it was saved with. A
+    named model is loaded with a head only if `writes` and if it was saved with a language model head. Raises StoreError
+    if no model is named, ModelNotFoundError if the named one cannot be found, and the other errors of `load`.
     """
     if base.trained:
         model, processor = load(folder / BASE, saved_class(folder / BASE), dtype=base.dtype)
@@ -497,8 +497,8 @@ def _changed_settings(
 ) -> dict[str, tuple[object, object]]:
     """Return name -> (saved value, present value) of each setting that differs; `library` as in `_differing`.
 
-    Banks of earlier versions lack some names, also in the digests of modules: if the settings without these names
-    differ less, that comparison counts.
+    Banks of earlier versions of lamina lack some names, also in the digests of modules. So the settings are compared
+    again without these names, and the shorter result is returned.
     """
     found = _differing(saved, StackSettings.of(model, stack), library)
     if found:
@@ -539,7 +539,8 @@ def _load_reader(bank: ReaderBank, name: str, folder: Path, saved: ReaderFacts) 
     `folder` is the reader's folder, and `saved` its settings, read from there.
 
     Raises StoreError if the files are damaged or do not fit each other, UnknownNameError if no such fusion or head is
-    registered, and BaseMismatchError if the head uses other tensors of the model than when it was trained.
+    registered or the stack does not exist, ConfigError or LayerIndexError if the settings do not fit the model, and
+    BaseMismatchError if the head uses other tensors of the model than when it was trained.
     """
     path = folder / READER
     with (
@@ -568,8 +569,9 @@ def _load_reader(bank: ReaderBank, name: str, folder: Path, saved: ReaderFacts) 
 def _check_size(config: Reader, bank: ReaderBank, folder: Path) -> None:
     """Raise StoreError if a reader's settings (`config`) describe far more parameters than its weights file can hold.
 
-    The reader is built on the meta device, so that a damaged settings file cannot exhaust the memory. A part that can
-    only be built on a real model is not counted: the model limits its size. A missing weights file is not an error.
+    `folder` is the reader's folder. The reader is built on the meta device, so that a damaged settings file cannot
+    exhaust the memory. A part that can only be built on a real model is not counted: the model limits its size. A
+    missing weights file passes. Raises UnknownNameError for an unknown stack, LayerIndexError for a missing layer.
     """
     stack = pick_stack(bank.stacks, config.stack, op="bank")
     layers = select(config.fusion.selector(), stack.layers, op="reader")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -40,20 +40,6 @@ MODULE = "lamina_reader.py"
 # The settings and the weights of a fusion or a head, which `PlainReader` needs to compute what it computes.
 Part = tuple[dict[str, "JSON"], "dict[str, Tensor]"]
 Export = Callable[[Any], Part]  # function that exports a fusion of one class
-
-
-class Point(TypedDict):
-    """The place in a model where a layer's state is read, in the form of `reader.json`.
-
-    Attributes:
-        module: Name of the module.
-        side: "input" or "output" of the module.
-        block: Whether the module is a block of the stack.
-    """
-
-    module: str
-    side: str
-    block: bool
 
 
 def export_reader(bank: ReaderBank, name: str, folder: str | PathLike[str]) -> None:
@@ -103,11 +89,12 @@ def export_reader(bank: ReaderBank, name: str, folder: str | PathLike[str]) -> N
         shutil.copyfile(plain_reader.__file__, stage / MODULE)
 
 
-def _points(model: nn.Module, stack: LayerStack, layers: list[int]) -> dict[str, Point]:
-    """Return layer (as a string) -> the place in the model where the layer's state is read.
+def _points(model: nn.Module, stack: LayerStack, layers: list[int]) -> dict[str, JSON]:
+    """Return layer (as a string) -> the place in the model where the layer's state is read, for `reader.json`.
 
-    Modules have the names that they have in a checkpoint with a head, as in vLLM and SGLang. Raises ConfigError if
-    blocks return states of a shape other than `[batch, tokens, width]`.
+    A place is a dict: "module" is the name of a module, as in a checkpoint with a head (and in vLLM and SGLang), "side"
+    its "input" or "output", and "block" tells whether it is a block of `stack`. Raises ConfigError if blocks return
+    states of a shape other than `[batch, tokens, width]`.
     """
     inside = backbone(model)
     prefix: str = getattr(inside, "base_model_prefix", "")
@@ -116,7 +103,7 @@ def _points(model: nn.Module, stack: LayerStack, layers: list[int]) -> dict[str,
     if stack.is_converted:
         problem = "the model's blocks pass on states that are not [batch, tokens, width]"
         raise ConfigError(f"export_reader: {problem}, and an exported reader cannot read them. Use the bank itself.")
-    points: dict[str, Point] = {}
+    points: dict[str, JSON] = {}
     for layer in layers:
         point = stack.points[layer]
         path = paths[point.module]

@@ -1,14 +1,14 @@
 """Files of a saved folder: replace them all at once or not at all, and report damage in one clear sentence.
 
-How files are replaced: the new files are written to WORK/new. Then PLAN, a list of the old and the new files, appears
-in one rename. The old files move to WORK/old, the new files to their places, and PLAN is deleted, then WORK.
+How files are replaced: the new files are written to WORK/new, where WORK is a folder inside the saved folder. Then
+PLAN, a file in WORK that lists the old and the new files, appears in one rename. The old files move to WORK/old, the
+new files to their places, and PLAN is deleted, then WORK.
 
 The process may die at any point. The next process that reserves or reads the folder finds PLAN and moves everything
 back, so that it sees the old files. Without PLAN, the folder has either the old or the new files, and WORK is deleted.
 
 A power failure is covered too if the file system keeps the order of renames, as journaling ones do, because the new
-files are synced to disk before PLAN appears. Folders are not synced, so the last save may be lost. Checkpoints are not
-synced at all, being large and frequent: the previous one remains, and a damaged one is refused.
+files are synced to disk before PLAN appears. Folders are not synced, so the last save may be lost.
 
 Each kind of saved folder has a mark: a file that lamina always writes there. Without it, files of the same names belong
 to other software and are not overwritten.
@@ -69,6 +69,7 @@ def locked(path: Path, output: Path, op: str = "save") -> Generator[None]:
 
     Raises:
         StoreError: If another process or thread holds the lock for more than a second.
+        OSError: If the lock file cannot be created.
     """
     lock = FileLock(path.absolute(), is_singleton=True)
     try:
@@ -179,7 +180,7 @@ def files_in(folder: Path) -> list[str]:
 
 
 def check_room(folder: Path, needed_bytes: int) -> None:
-    """Raise StoreError if the disk of a folder has less than `needed_bytes` free bytes."""
+    """Raise StoreError if the disk of an existing folder has less than `needed_bytes` free bytes."""
     if needed_bytes > (free := shutil.disk_usage(folder).free):
         what = f"needs about {decimal(needed_bytes)} for what will be written, and {decimal(free)} are free"
         raise StoreError(f"save: {folder} {what}. Free disk space there, or give another folder.")
@@ -347,7 +348,7 @@ def check_finite(what: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def read_tensors(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Read the tensors of a reader from a safetensors file.
+    """Return name -> tensor from a reader's safetensors file, on the CPU, in the types in which they were saved.
 
     Args:
         path: The file.

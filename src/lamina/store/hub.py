@@ -57,9 +57,10 @@ def local_folder(folder: str, revision: str | None, readers: Collection[str] | N
 
 
 def _patterns(readers: Collection[str] | None, *, base: bool) -> list[str]:
-    """Return patterns of a bank's files to download, with those of `readers` (None: all), and with `base` the model's.
+    """Return patterns of a bank's files to download, without those of readers that are not in `readers` (None: all).
 
-    A name that no reader can have (such as "*") would act as a pattern and is left out; loading reports it later.
+    The files of the model are included only with `base`. A name that no reader can have (such as "*") would act as a
+    pattern and is left out; loading reports it later.
     """
     names = ["*"] if readers is None else [name for name in readers if NAME.fullmatch(name)]
     reader_files = [f"{READERS}/{name}/{file}" for name in names for file in (READER, WEIGHTS)]
@@ -159,7 +160,7 @@ def model_card(bank: ReaderBank, title: str) -> ModelCard:
 def _scores_of(reader: ReaderModule) -> Mapping[str, object]:
     """Return metric -> validation score from the reader's `info`; {} if the reader was not trained.
 
-    Users may put anything into `info`, so a value of another form counts as no scores.
+    A value of another form counts as no scores.
     """
     scores: object = reader.info.get("scores")
     return cast("Mapping[str, object]", scores) if isinstance(scores, dict) else {}
@@ -209,7 +210,10 @@ def _monitors(bank: ReaderBank) -> str:
 
 
 def monitor_cells(name: str, monitor: AnyMonitor) -> list[str]:
-    """Return a monitor's cells for `MONITOR_COLUMNS`; those of its rates are "" if it was not calibrated."""
+    """Return the cells of monitor `name` for `MONITOR_COLUMNS`; the last three are "" if it was not calibrated.
+
+    The threshold is "none" if there is none. A cascade has the flags and the threshold of its second monitor.
+    """
     deciding = monitor.second if isinstance(monitor, Cascade) else monitor
     calibration, threshold, rates = monitor.calibration, monitor.threshold, ["", "", ""]
     if calibration is not None:

@@ -96,9 +96,10 @@ class LinearReader:
     def to_sklearn(self) -> object:
         """Return a fitted scikit-learn model whose decision function returns this map's logits.
 
-        It is a `LogisticRegression` for classes. If there are two, the decision function is the second logit minus the
-        first. For several labels at once, it is a `OneVsRestClassifier`, whose classes are numbers, from 0, in the
-        order of `labels`. For regression, it is a `LinearRegression`, whose predictions are the logits.
+        It is a `LogisticRegression` for classes, named as in `labels`. If there are two, the decision function is the
+        second logit minus the first. For several labels at once, it is a `OneVsRestClassifier`, whose classes are
+        numbers, from 0, in the order of `labels`. For regression, it is a `LinearRegression`, whose predictions are the
+        logits.
 
         Raises:
             MissingExtraError: If scikit-learn is not installed.
@@ -124,7 +125,7 @@ class LinearReader:
     def save_safetensors(self, path: str | PathLike[str]) -> None:
         """Write the map to a safetensors file; its metadata has the layers, labels, pooling and problem type.
 
-        Raises StoreError if the file cannot be written.
+        An existing file is replaced. Raises StoreError if the file cannot be written.
         """
         content = save({"weight": self.weight.contiguous(), "bias": self.bias}, metadata={_KEY: self._facts})
         with atomic_write(Path(path)) as beside:

@@ -77,13 +77,13 @@ def load(
             "sequence_classification"; or an auto class or model class of transformers, or its name. The name of the
             saved class is `lamina.store.saved_class(name)`.
         labels: Names of the head's classes. If the saved head has as many classes, its weights are used; otherwise the
-            head starts at random, with a warning. If the head has no classes, as with `head=None`, there is a warning
-            too. None: the classes that the config names.
+            head starts at random, with a warning if there is a saved one. If the head has no classes, as with
+            `head=None`, there is a warning too. None: the classes that the config names.
         revision: Branch, tag or commit on the hub. None: the main branch.
         dtype: Type of the weights, such as "bfloat16". "auto": the type in which they were saved.
-        new_weights: True: weights that the files lack start at random, with a warning; no warning with `labels` for a
-            new head, pooler or mask. False: StoreError if the files lack weights of a layer, or more than half of the
-            model's parameters; a missing head or pooler still starts at random.
+        new_weights: True: weights that the files lack start at random, with a warning; with `labels`, without one
+            outside of layers and embedding tables, as for a new head. False: StoreError if the files lack weights of a
+            layer, or more than half of the model's parameters; a missing head or pooler still starts at random.
 
     Returns:
         The model and its processor: a tokenizer, image processor, feature extractor or joint processor. The processor
@@ -170,7 +170,10 @@ def _load(
 
 
 def _has_classes(empty: PreTrainedModel, kind: Any, classes: int) -> bool:
-    """Return whether `empty`, of the class `kind`, would have weights of other shapes with `classes` + 1 classes."""
+    """Return whether a model has a head with classes: one class more than `classes` would change its weights' shapes.
+
+    `empty` is the model without weights, as the class `kind` builds it.
+    """
     config = deepcopy(empty.config)
     models.name_classes(config, [str(number) for number in range(classes + 1)])
     shapes, more = ([part.shape for part in model.parameters()] for model in (empty, models.empty_model(config, kind)))
@@ -179,7 +182,7 @@ def _has_classes(empty: PreTrainedModel, kind: Any, classes: int) -> bool:
 
 @contextmanager
 def _without_report() -> Generator[None]:
-    """Keep transformers from logging a table of weights without a place or a value; `_check_report` names them."""
+    """Keep transformers, in this thread, from logging its table of missing weights; `_check_report` names them."""
     log, thread = logging.getLogger("transformers.modeling_utils"), get_ident()
 
     def is_other(record: logging.LogRecord) -> bool:
@@ -222,8 +225,9 @@ def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new
     """Return the names of the weights that start at random, and log them and the saved weights that are left out.
 
     With `new_head`, the head got new classes, so its weights may have a different shape than the saved ones. `report`
-    is the loading report of transformers. Left-out weights of blocks that the config lacks are a warning. Random
-    weights are a warning too, but with `new_head` only in blocks, in embedding tables and in place of a saved head.
+    is the loading report of transformers. Left-out weights are logged as a warning if they are of blocks that the
+    config lacks. Random weights are a warning too; with `new_head`, only those in blocks, in embedding tables and in
+    place of a saved head. All others are logged as information.
 
     Raises:
         StoreError: If the shape of a saved weight contradicts the config; if no saved weight has a place in a block; or

@@ -26,11 +26,10 @@ READER, WEIGHTS, RECORD = "reader.json", "model.safetensors", "lamina_edits.json
 
 
 class SavedFacts(BaseModel):
-    """Base class for the content of a JSON file. The file has all fields without a default, and no unknown ones.
+    """Base class for the content of a JSON file. A file must have all fields without a default, and no unknown ones.
 
-    Values must have the right types; none is converted. Instances cannot be changed.
-
-    If the class has a field `format`, only files whose format equals `FORMAT` are read.
+    Values must have the right types; none is converted. Instances cannot be changed. If the class has a field `format`,
+    only files whose format equals `FORMAT` are read.
     """
 
     model_config = ConfigDict(strict=True, frozen=True)
@@ -38,9 +37,9 @@ class SavedFacts(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def check_keys(cls, fields: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Return the object that `handler` makes of `fields`; a missing or wrong field is reported first.
+        """Return the object that `handler`, pydantic's own validation, makes of `fields`; then refuse unknown keys.
 
-        For an unknown key, raise an error of pydantic with the keys that this class has.
+        Raises pydantic's errors: first for a missing or wrong field, then, as "unknown_key", for an unknown key.
         """
         facts = handler(fields)
         keys = list(cast("JSONObject", fields)) if isinstance(fields, dict) else []
@@ -115,9 +114,8 @@ class BaseFacts(SavedFacts):
             readers. `id` is then where it was loaded from, even if it was changed since.
         recorded: The recorded layers, if the readers were trained on recorded states. An unknown `id` is then None, and
             an unknown `model_type` "". None: the readers were trained on the model itself.
-        adapters: Names of the adapters (PEFT) that were active in the model. They are only for messages: the stacks'
-            fingerprints decide whether other adapters compute the same. None in banks of earlier versions or on
-            recorded states.
+        adapters: Names of the adapters (PEFT) that were active in the model. They are only for messages. None
+            in banks of earlier versions or on recorded states.
         pooling: How the states of a row's tokens became one recorded state. None: there is a state per token, or
             `recorded` is None.
     """

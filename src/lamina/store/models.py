@@ -104,9 +104,9 @@ def _downloaded_code(config: PretrainedConfig) -> Iterator[str]:
 def _check_id(name: str, revision: str | None) -> None:
     """Raise ModelNotFoundError if `name` looks like a misspelt short name ("minilm") or cannot be an id.
 
-    Outside offline mode, raise it also if the hub cannot be reached and the local cache has no copy, because
-    transformers would try the hub for half a minute first. transformers itself reports ids that the hub does not know,
-    and files that are missing in offline mode.
+    Outside offline mode, raise it also if the hub cannot be reached and the local cache has no copy of `revision`
+    (None: the main branch), because transformers would try the hub for half a minute first. All other ids pass:
+    transformers reports those that do not exist.
     """
     if "/" not in name and (close := get_close_matches(name.lower(), SHORT_NAMES, n=1)):
         raise ModelNotFoundError(op="load", got=name, reason=_NO_FOLDER, hint=f"Did you mean '{close[0]}'?")
@@ -189,7 +189,7 @@ def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
         auto: Class of transformers to build, as `model_class` returns it. None: AutoModel.
 
     Raises:
-        UnsupportedModelError: If the class does not fit the config.
+        UnsupportedModelError: If the class does not fit the config, or needs a missing package.
         StoreError: If no model can be built from the config.
     """
     from transformers import AutoModel
@@ -263,8 +263,8 @@ def check_files(name: str, config: PretrainedConfig) -> None:
 
     Raises:
         StoreError: If an entry is neither a file nor a folder (reading a pipe would never end), or an index of weights
-            is damaged or names a file outside the folder. If the config names no quantization, also if weights are
-            integers, or if a `.bin` file has no weights at its top level, or has fewer there than in a dict inside it.
+            is damaged or names a file outside the folder. Unless the config names a quantization, also for the reasons
+            that `_check_types` names.
     """
     if not is_dir(name):
         return
@@ -284,11 +284,11 @@ def check_files(name: str, config: PretrainedConfig) -> None:
 
 
 def _check_types(path: Path) -> None:
-    """Raise StoreError if a weight in a file is integer or boolean, or a `.bin` file has no weights at its top level.
+    """Raise StoreError if weights in a file are integers or booleans, or not at the top level of a `.bin` file.
 
-    Only names that end in "weight" are checked: GPT-2 and its kin saved their causal masks as "attn.bias". A warning
-    is logged for 8-bit floats, which may have been divided by scales. A file that cannot be read is left to
-    transformers.
+    They are not if a dict inside has more weights, or if there are other objects and no weights. Only the types of
+    names that end in "weight" are checked: GPT-2 and its kin saved their causal masks as "attn.bias". A warning is
+    logged for 8-bit floats, which may have been divided by scales. A file that cannot be read is left to transformers.
     """
     types: dict[str, str] = {}
     content: object = {}
@@ -350,8 +350,8 @@ def check_weights(name: str | Path, config: PretrainedConfig, *, revision: str |
     """Check that a local model has weights that can be loaded, without reading them.
 
     This checks the headers of safetensors files, and that the packages for the quantization in the model's `config` are
-    installed. For `revision` see `lamina.load`. A model on the hub is not checked. Raises ModelNotFoundError without
-    weights, StoreError if a file is damaged, and UnsupportedModelError if a package is missing.
+    installed. A model on the hub is not checked. Raises ModelNotFoundError without weights, StoreError if a file is
+    damaged, UnsupportedModelError if a package is missing, and ConfigError if a folder gets a `revision` but "main".
     """
     from transformers.quantizers import auto
 
@@ -424,8 +424,8 @@ def source_of(name: str, revision: str | None) -> str:
 
     "minilm" stands for MiniLM's hub id, not for a folder; if its Python package is installed and `revision` is None, it
     gives the folder in there. If a process died while it was replacing the folder's files, the replacement is undone
-    first. Raises ConfigError as `check_revision` for a folder, and StoreError if another process is replacing the
-    folder's files, or MiniLM's package is damaged.
+    first. Raises ConfigError if a folder gets a `revision` other than "main", and StoreError if another process is
+    replacing the folder's files, or MiniLM's package is damaged.
     """
     full = SHORT_NAMES.get(name, name)
     if is_folder := is_dir(full):

@@ -146,7 +146,7 @@ def export_onnx(
         readers: Names of the readers to write, or one name. None: all.
         main: Also write the model's own output: "logits", or "last_hidden_state" of a model without a head. The graph
             of a plain model always has it.
-        progress: Show a progress bar over the steps: trace and write, then one comparison per size of batch.
+        progress: Show a progress bar over the steps.
 
     Returns:
         The contents of `onnx.json`.
@@ -186,7 +186,7 @@ def export_onnx(
 
 
 def import_packages(op: str, *packages: str) -> None:
-    """Import packages of the extra "onnx" for the operation `op`, so that a broken installation is noticed before work.
+    """Import packages of the extra "onnx" for the operation `op`.
 
     Raises MissingExtraError if one of them, or a package that it imports, is not installed.
     """
@@ -232,7 +232,7 @@ def hash_of_graph(folder: Path) -> str:
 
 
 def exported_files(folder: Path) -> list[str]:
-    """Return the files that an earlier export wrote to a folder; [] if there is no readable `onnx.json`."""
+    """Return the files of an earlier export in a folder, without `onnx.json`; [] if that is not readable."""
     try:
         return OnnxFacts.read(folder / MARK).files
     except LaminaError:
@@ -275,6 +275,10 @@ class ExportPlan:
 
     If every reader reads the stack "encoder" and `main` is False, the graph has the encoder alone.
 
+    Attributes:
+        main: Name of the model's own output; None if it is not exported.
+        pairs: Whether a reader reads pairs of texts.
+
     Args:
         bank: The bank. An export changes it, so `export_onnx` passes a copy.
         readers: Names of the readers, in the order of the graph's outputs. None: all.
@@ -311,7 +315,7 @@ class ExportPlan:
         return str(self.model.config.model_type)
 
     def answer(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Run one forward pass; return the logits of every reader, then the model's own output if it is exported."""
+        """Run a forward pass on `batch`; return each reader's logits, then the model's own output if it is exported."""
         passes = self.bank.passes(self.bank.select(self.names, _OP), grad=False, traced=True)
         options = {"use_cache": False} if "use_cache" in inspect.signature(self._runs.forward).parameters else {}
         masks = {name: value.bool() if name.endswith("mask") else value for name, value in batch.items()}
@@ -511,7 +515,7 @@ def check_outputs(
 ) -> float:
     """Return the largest difference between onnxruntime's outputs for a batch and those of PyTorch.
 
-    For an output with values above 1, the difference is relative to the largest value.
+    For an output with values above 1, the difference is relative to the largest value. Padding is not compared.
 
     Args:
         op: The operation, for messages.

@@ -116,7 +116,7 @@ class OnnxEngine:
         return None
 
     def run(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> dict[str, Tensor] | None:
-        """Return reader name -> logits for a tokenised batch; None if only PyTorch can answer it (see `obstacle`).
+        """Return name -> logits of the readers `names` for a tokenised batch; None if there is an `obstacle`.
 
         Raises ConfigError as `answers_for` does.
         """
@@ -125,7 +125,7 @@ class OnnxEngine:
         return {name: torch.as_tensor(logits) for name, logits in self._run(batch, names).items()}
 
     def answers_for(self, bank: ReaderBank, names: Iterable[str]) -> bool:
-        """Return whether the bank is on the CPU and the graph has these readers with the weights that they have now.
+        """Return whether the bank is on the CPU and the graph has the readers `names` with their present weights.
 
         The bank need not be the object that `open` received, but it must have the same model and reader modules. Raises
         ConfigError if the frozen model has changed since the bank was made.

@@ -70,7 +70,8 @@ class PlainReader(nn.Module):
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> PlainReader:
         """Load a folder that `lamina.store.export.export_reader` wrote, onto a device, in eval mode.
 
-        Raises OSError if a file is missing, and ValueError if the settings have an unknown format.
+        Raises OSError if a file is missing, ValueError if the settings are no JSON or have an unknown format, and
+        SafetensorError if the file of weights is damaged.
         """
         settings = json.loads((Path(folder) / "reader.json").read_text(encoding="utf-8"))
         return cls(settings, load((Path(folder) / "model.safetensors").read_bytes())).to(device).eval()
@@ -254,6 +255,7 @@ class Listener:
 
         Args:
             layer: The layer.
+            _module: Not used.
             inputs: Positional arguments of the module.
             output: What the module returned. None in a pre-hook.
 
@@ -338,8 +340,8 @@ def hook_factory(config: Settings) -> Callable[..., None]:
     """Return the forward hook of one layer for SGLang; `config` is the "config" in an entry of `forward_hooks`.
 
     It has the "folder", the "layer" and perhaps a "sink" ("module:function"). Hooks of one folder share a `Listener`,
-    which the first call makes; later sinks are ignored. Raises OSError or ValueError as `PlainReader.load` and
-    `Listener` do, and the errors of importing the sink.
+    which the first call makes; later sinks are ignored. Raises the errors of `PlainReader.load`, ValueError if the
+    reader is not `per_token`, and the errors of importing the sink.
     """
     if (listener := _listeners.get(config["folder"])) is None:
         name = config.get("sink")  # "module:function"
@@ -351,7 +353,7 @@ def hook_factory(config: Settings) -> Callable[..., None]:
 def forward_hooks(folder: str | Path, sink: str | None = None, prefix: str = "") -> list[Settings]:
     """Return the value of SGLang's `--forward-hooks` for a reader: one JSON-ready entry per layer.
 
-    Raises OSError or ValueError as `PlainReader.load` does.
+    Raises the errors of `PlainReader.load`.
 
     Args:
         folder: Folder of the exported reader. It must be on the server's PYTHONPATH, because the entries name the

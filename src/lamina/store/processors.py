@@ -172,7 +172,7 @@ def check_inputs(op: str, processor: Processor | None, readers: Mapping[str, Rea
     """Raise ConfigError, about `op`, if a bank's processor has changed so that it makes other inputs for its readers.
 
     It is compared with what it was when each of `readers` was trained or loaded. `processor` None passes, and so does a
-    reader without a record. A changed maximum length is allowed for a reader that recorded the one of its training.
+    reader without a record. A changed maximum length is allowed for a reader whose `info` has that of its training.
     """
     facts: dict[str, JSON] = {}
     for name, reader in readers.items():

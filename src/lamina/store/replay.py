@@ -81,15 +81,12 @@ def read_record(name: str, revision: str | None = None) -> tuple[str, list[Edit]
 
 
 def _download_record(repo: str, revision: str | None) -> Path | None:
-    """Return the local path of a repository's record, downloaded or cached; None if neither hub nor cache has one.
-
-    The hub is asked first whether the file exists, because a download would retry for 23 seconds without a hub.
-    """
+    """Return the local path of the record in `repo`, downloaded or cached; None if neither hub nor cache has one."""
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
     cached = False
-    try:
+    try:  # first, because a download would retry for 23 seconds without a hub
         if not huggingface_hub.HfApi().file_exists(repo, RECORD, revision=revision):
             return None
     except Exception:  # the hub's and the connection's errors have no common class
@@ -253,8 +250,8 @@ def restore_edits(model: PreTrainedModel, name: str, record: Sequence[Edit]) -> 
         record: The edits of the saved model.
 
     Raises:
-        StoreError: If the model has a parameter that was removed, or lacks one that an edit names. A freeze may also
-            name parameters of a head or another part outside the layers that is not there.
+        StoreError: If the model has a parameter that was removed, or lacks one that an edit names. Only a freeze may
+            name missing parameters, if they belong to a head or another part without layers.
     """
     parameters = dict(model.named_parameters())
     here = _named_here(model, record, parameters)
