@@ -193,8 +193,8 @@ def check_range(
 ) -> None:
     """Raise ConfigError unless `low <= value <= high`; None passes, NaN does not.
 
-    With `open_high`, `value` must be smaller than `high`. `op` and `name` are the operation and the option, for the
-    message.
+    With `open_high`, `value` must be smaller than `high` (by default, finite). `op` and `name` are the operation and
+    the option, for the message.
     """
     if value is None or (low <= value < high if open_high else low <= value <= high):
         return
@@ -378,7 +378,7 @@ def remove_leftovers(*paths: Path) -> None:
     """Remove the temporary files of `atomic_write` beside `paths`, which are files of one folder.
 
     Files that another process is still writing are removed too, so the caller must hold the lock of `paths`, if there
-    is one. Files that cannot be removed stay; they take space, but are never read.
+    is one. Files that cannot be removed stay.
     """
     stems = {f".{path.name}" for path in paths}
     for beside in paths[0].parent.glob(".*") if paths else ():
@@ -388,7 +388,7 @@ def remove_leftovers(*paths: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text to `path` in UTF-8, atomically; see `atomic_write` for the guarantee and the errors."""
+    """Write text to `path` in UTF-8, atomically; raise StoreError, and leave `path` as it was, if that fails."""
     with atomic_write(path) as beside:
         beside.write_text(text, encoding="utf-8")
 

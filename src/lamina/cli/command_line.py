@@ -68,10 +68,7 @@ class Warnings(logging.Handler):
 
 
 class Group(TyperGroup):
-    """The command `lamina`, which runs one of its subcommands.
-
-    An error ends the process with one sentence on standard error and exit code 2 (bad input) or 1 (a bug).
-    """
+    """The command `lamina`, which runs one of its subcommands."""
 
     def main(self, *args: Any, **options: Any) -> object:  # noqa: ANN401
         """Run the subcommand that the arguments name, and end the process; click passes `args` and `options`.

@@ -199,11 +199,11 @@ class LeastOptions(NamedTuple):
 
     def given(self, *options: str) -> dict[str, bool]:
         """Return each of these options with whether it was set, or has another value than its default."""
-        choice = {"--by": self.by != "influence", "--heal": self.heal > 0}
         known = {
             "--task": self.task is not None,
             "--data": self.data is not None,
-            **choice,
+            "--by": self.by != "influence",
+            "--heal": self.heal > 0,
             "--seed": self.seed is not None,
         }
         return {option: known[option] for option in options}
@@ -281,7 +281,8 @@ def _by_plan(
     """Apply a plan to a model, in place; return a report per edit `drop_least`: what the model lost by it.
 
     `least` says where the data of the plan's task lie, and whether to show progress. Raises ConfigError if the plan
-    measures the model, but the model has no weights (a dry run).
+    measures the model, but the model has no weights (a dry run); LaminaError if an edit does not fit the model. Earlier
+    edits then stay applied.
     """
     if plan.needs_weights() and model.device.type == "meta":
         raise ConfigError("edit: the least important blocks are found by running the model. Leave --dry-run out.")

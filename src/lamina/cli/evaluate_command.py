@@ -149,7 +149,7 @@ def _check_used(
 
 
 def _is_data(source: str) -> bool:
-    """Return whether a task is a file, or a folder of images or audio clips; a folder with a preset's name is not."""
+    """Return whether a task is a file, or a folder of images or audio clips; False if a folder has a preset's name."""
     from lamina.tasks.presets import find_preset
 
     with suppress(UnknownNameError):

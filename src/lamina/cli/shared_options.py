@@ -196,8 +196,7 @@ class Stream:
 
     After the first failure, everything that is written is dropped. With `needed=False` (standard error) nothing else
     happens, so that a log on a full disk does not end a training run. With `needed=True` (standard output) the process
-    ends too, because results that were not printed are not a success: with `StoreError`, or with exit code 141 after a
-    closed pipe.
+    ends too: with `StoreError`, or with exit code 141 after a closed pipe.
     """
 
     def __init__(self, stream: TextIO, *, needed: bool) -> None:

@@ -2,8 +2,7 @@
 
 All three labels belong to the same sentences, so that three readers can be trained in one pass. Names, organisations
 and places of the test split occur in no other split, and some other words are reserved for the test split: a reader
-that only memorised words fails there. The meaning of some words depends on the sentence: Jordan and Washington are
-people and places, Amazon is a company and a river, and `not bad` is positive.
+that only memorised words fails there.
 
 Sentences come from templates, and from a file of handwritten pairs if one is given. An unacceptable sentence has one
 grammar fault; a strange meaning is not a fault. Both sentences of a handwritten pair are in the same split.

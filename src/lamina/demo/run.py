@@ -104,8 +104,7 @@ class Demo:
     Attributes:
         scores: Test scores, one row per task.
         layers: The same for single layers, one row per task and layer. Empty in the short demo.
-        timing: Median milliseconds of a pass over 64 texts: "base_ms" without readers and "with_readers_ms" with three;
-            and "ratio", the median over pairs of passes.
+        timing: What `time_passes` returns for 64 texts and three readers.
         reload_difference: Largest difference between the logits before saving and after loading: 0.0, or the demo
             raises an error.
         predictions: Five sentences with the answers of the three readers.
@@ -163,7 +162,7 @@ def run_demo(
         progress: Show a progress bar.
 
     Raises:
-        ConfigError: If `rows` is too small.
+        ConfigError: If `rows` is below 48.
         DataError: If `sentences` is not a file of pairs.
         MissingExtraError: If the packages of `lamina[demo]` are not installed.
         StoreError: If the folder cannot be written.

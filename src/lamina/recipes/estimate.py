@@ -23,11 +23,11 @@ from lamina.recipes.model_size import (
     training_weights,
     weight_memory,
 )
-from lamina.recipes.preflight import check_machine, check_model, check_output, load_outlines
+from lamina.recipes.preflight import check_model, check_output, load_outlines
 from lamina.store import load_config
 from lamina.store.files import damaged, read_json, write_json
 from lamina.train.bank_runner import free_bytes
-from lamina.train.engine import join_processes
+from lamina.train.engine import check_device, join_processes
 from lamina.train.memory import BatchBytes, RowShape
 from lamina.utils import check_type, is_file, least_of_all, local_world_size, world_size
 
@@ -302,7 +302,8 @@ def estimate(
     folder = None if output is None else Path(output)
     check_output(recipe, specs, folder)
     if source == OWN:  # without the model's files, the recipe will be run on another machine
-        check_machine(specs, folder)
+        for run in planned:
+            check_device(run.options, folder)
         check_model(recipe, specs, {run.spec.name: run.model.model for run in planned}, tasks)
     passes = [] if recipe.methods else shared_passes(planned, tasks)
     base, runs = sum(shared.flops for shared in passes), sum(run.flops for run in planned)

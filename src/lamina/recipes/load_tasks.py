@@ -63,10 +63,8 @@ def check_parts(recipe: Recipe, name: str, parts: Collection[str]) -> None:
 def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
     """Read one task of a recipe, with its data, limits and held-out rows, but without drawing its subsample.
 
-    `name` is the name of a task from files; a preset has its own. `data` is the folder of the data, as for
-    `load_tasks`. Raises DataError if the data cannot be read, or does not fit the task; ConfigError if a limit or
-    another value is not allowed; UnknownNameError if the task does not have the metric that the recipe names, or a
-    train split to hold rows out of; MissingExtraError if a package that the task needs is not installed.
+    `name` is the name of a task from files; a preset has its own. For `data` (the folder of the data) and the errors
+    (DataError, ConfigError, UnknownNameError and MissingExtraError) see `load_tasks`.
     """
     options = recipe.model_dump(include={"limit", "limit_validation", "label_all_tokens", "image_size"})
     # rows that are held out below are limited afterwards, not the rows of the original validation split
@@ -106,7 +104,7 @@ def repeats(recipe: TaskRecipe, task: Task) -> list[Task]:
 
     Repeat r, from 0, draws training rows with seed r; other splits stay whole. If each of several repeats has all
     training rows, they are equal, and a warning is logged. Raises ConfigError if the size of the subsample does not
-    fit the task, such as rows per class without classes.
+    fit the task, such as rows per class without classes; UnknownNameError if there are no training rows.
     """
     sample = recipe.subsample
     if sample is None:

@@ -412,7 +412,7 @@ def weight_memory(recipe: Recipe, planned: list[SizedRun]) -> int:
     """Return the most bytes of weights, gradients and optimizer moments that the runs in `planned` hold at a time.
 
     The base model counts, with all readers that are trained at a time. If models are fine-tuned, the largest counts.
-    There is at least one run.
+    `planned` is not empty.
     """
     moments = planned[0].options.moments
     if recipe.methods:

@@ -1,6 +1,6 @@
 """The table of a recipe's results, over seeds and repeats, and the tables and figures that show its runs.
 
-A run's coordinates are its properties by which tables and figures arrange it: task, method and settings.
+A run's coordinates are its properties by which tables and figures arrange it: model, task, method, settings and others.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def summaries(
 
     Raises:
         ConfigError: If one of several runs of a row has a score that is NaN or infinite.
-        MissingExtraError: If a row has several runs, and SciPy is not installed.
+        MissingExtraError: If SciPy, which several runs of a row need, is not installed.
     """
     by_name = {row["reader"]: row for row in rows}
     groups: dict[str, list[RunSpec]] = {}
@@ -203,7 +203,7 @@ def markdown(table: Sequence[SummaryRow]) -> str:
 def check_metrics(recipe: Recipe, task: str, known: Sequence[str]) -> None:
     """Raise UnknownNameError if a table or figure of a recipe shows a metric that a task does not have.
 
-    `known` are the task's metrics. They depend on the task's data; call this after it is read.
+    `known` are the task's metrics, which depend on its data; "parameters" is always known.
     """
     shown = [metric for table in recipe.table for metric in table.metrics]
     shown += [figure.metric for figure in recipe.figure if figure.metric]

@@ -1,4 +1,4 @@
-"""Check the output folder, device, edits and model before runs start, and outline tasks; no weights are loaded."""
+"""Check the output folder, edits and model before runs start, and outline tasks; no weights are loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from lamina.store.replay import read_record
 from lamina.tasks.base import KindedTask, TaskOutline
 from lamina.tasks.presets import find_preset
 from lamina.tasks.split import HELD_OUT, Split
-from lamina.train.engine import check_device
 from lamina.train.groups import groups_of
 from lamina.train.learner import parameter_groups
 from lamina.train.options import FitOptions
@@ -56,22 +55,12 @@ def check_output(recipe: Recipe, specs: Mapping[str, RunSpec], folder: Path | No
                 entries(cache_folder(options.cache_dir))  # raises CacheError if the folder cannot be read
 
 
-def check_machine(specs: Mapping[str, RunSpec], folder: Path | None) -> None:
-    """Check that this machine has what the runs' options need; `specs` is run name -> run.
-
-    Raises ConfigError if float16 is set without a GPU, TensorBoard without an output folder (`folder` is None), or a
-    tracker is not installed; MissingExtraError if TensorBoard is not installed.
-    """
-    for spec in specs.values():
-        check_device(FitOptions.of(spec.options), folder)
-
-
 def check_edits(recipe: Recipe, specs: Mapping[str, RunSpec], tasks: Mapping[str, Sequence[KindedTask]]) -> None:
     """Check that the edits of every run can be applied, by applying them to a model without weights.
 
-    `specs` is run name -> run, and `tasks` is task name -> copies of the task, one per repeat of its subsample. The
-    model's head gets the labels of the first copy. Nothing is checked if the recipe's model was edited before it was
-    saved. Raises LaminaError if the model's config cannot be loaded, or an edit cannot be applied.
+    `specs` is run name -> run, and `tasks` is task name -> copies of the task; the model's head gets the labels of the
+    first. Nothing is checked if the recipe's model was edited before it was saved. Raises LaminaError if the model's
+    config cannot be loaded, or an edit cannot be applied.
     """
     edited = [spec for spec in specs.values() if spec.edits]
     if not edited or read_record(recipe.model, recipe.revision)[1]:

@@ -166,7 +166,10 @@ def _write_tables(run: RecipeResult, folder: Path) -> None:
 
 @contextmanager
 def _other_progress_bars(*, show: bool) -> Iterator[None]:
-    """Hide the progress bars of transformers, datasets and huggingface_hub inside the `with` block, unless `show`."""
+    """Hide the progress bars of transformers, datasets and huggingface_hub inside the `with` block, unless `show`.
+
+    Afterwards they are shown or hidden as before.
+    """
     shown = {
         (bars.disable_progress_bar, bars.enable_progress_bar): bars.is_progress_bar_enabled(),
         (datasets.disable_progress_bars, datasets.enable_progress_bars): datasets.is_progress_bar_enabled(),
@@ -185,8 +188,8 @@ def _other_progress_bars(*, show: bool) -> Iterator[None]:
 def _table_files(run: RecipeResult, folder: Path | None) -> Files:
     """Return file name -> function that writes this file of a recipe's results to a path, for each name in `TABLES`.
 
-    The report takes over the list of drawn files from an earlier report in `folder`, if there is one. With None it
-    stays as it is.
+    The report takes over the list of drawn files from an earlier report in `folder`. Without a folder, or a report in
+    it, it stays as it is.
     """
     report = run.report if folder is None else with_drawn_files(run.report, folder)
     writers: tuple[Callable[[Path], None], ...] = (
@@ -209,7 +212,7 @@ def _mention_unused(recipe: Recipe) -> None:
 
 @dataclass(frozen=True)
 class _Session:
-    """What all runs of a recipe share: the tasks, whose data is read and encoded once, and the output folder, if any.
+    """The tasks, whose data is read and encoded once, and the output folder (or None) that all runs of a recipe share.
 
     `tasks` is task name -> copies of the task, one per repeat of its subsample. `batches` is run name -> batches that
     fit the memory; {}: batches are as in the recipe. `encodings` is filled during training.
@@ -257,7 +260,7 @@ class _Session:
     ) -> RecipeResult:
         """Train several readers together on a newly loaded base model, or fine-tune one newly loaded model.
 
-        Raises LaminaError if the model cannot be loaded, a reader or edit does not fit it, or training raises one.
+        Raises LaminaError if the model cannot be loaded, a reader or edit does not fit it, or training fails.
 
         Args:
             specs: Name -> run: readers that share passes, or a single run.
@@ -364,7 +367,7 @@ class _Session:
         """Train only the run `name` of `specs`, from its last checkpoint if there is one.
 
         Returns the saved fields of its `RecipeResult`, JSON-ready. `separate` writes the run's files and finds its
-        checkpoint. None: nothing is written or continued. Raises the errors of `train`.
+        checkpoint. None: nothing is written or continued. Raises LaminaError as `train` does.
         """
         logger.info("%s, %d of %d", name, 1 + list(specs).index(name), len(specs))
         run = self.train({name: specs[name]}, separate=separate)

@@ -143,8 +143,8 @@ class ReaderRecipe(Strict):
 def _build(registry: Registry, settings: Fields) -> Any:  # noqa: ANN401
     """Return the config of a fusion or head of the `registry`; `settings` are a recipe's settings, "name" included.
 
-    Raises ConfigError if a value is not allowed or has a wrong type, such as a string instead of a number;
-    UnknownNameError if the fusion, head or setting does not exist.
+    Raises ConfigError if "name" is missing, or a value is not allowed or has a wrong type, such as a string instead of
+    a number; UnknownNameError if the fusion, head or setting does not exist.
     """
     try:
         return registry.from_dict(settings)
@@ -159,10 +159,9 @@ def _build(registry: Registry, settings: Fields) -> Any:  # noqa: ANN401
 class SubsampleRecipe(Strict):
     """A random subsample of a task's training rows, drawn without replacement.
 
-    Exactly one of `per_class` (rows of each class), `fraction` (of the training rows) and `rows` must be set.
-
-    `stratified`: draw the rows of each class separately. `repeats`: number of subsamples, drawn with the seeds 0, 1,
-    ...; each has its own runs.
+    Exactly one of `per_class` (rows, times the number of classes), `fraction` (of the training rows) and `rows` must be
+    set. `stratified`: draw the same number (with `per_class`) or fraction of each class; False: draw uniformly.
+    `repeats`: number of subsamples, drawn with the seeds 0, 1, ...; each has its own runs.
     """
 
     per_class: int | None = None
@@ -211,7 +210,7 @@ class MethodRecipe(Strict):
         return self
 
     def keys(self) -> list[str]:
-        """Return every key that the method's grid may have, in full form such as "insert.layers"."""
+        """Return every full key that the method's grid may have: arguments of edits ("insert.layers"), and options."""
         names = dict.fromkeys(name for edit in self.edits for name in edit)
         places = [f"{name}.{argument}" for name in names for argument in arguments_of(name).model_fields]
         return [*places, *FitOptions.model_fields]
@@ -407,7 +406,7 @@ class Recipe(Strict):
 
     @property
     def chosen_tasks(self) -> dict[str, TaskRecipe]:
-        """Task name -> task, for the tasks with at least one run that the key `only` chooses."""
+        """Task name -> task, for the tasks with at least one run that the key `only` chooses; all without `only`."""
         names = {run["task"] for run in all_coordinates(self, ())} if self.only else self.tasks
         return {name: task for name, task in self.tasks.items() if name in names}
 

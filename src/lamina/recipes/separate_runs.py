@@ -191,7 +191,7 @@ class SeparateRuns:
         run_in_first(write)
 
     def _keep_model(self, name: str) -> None:
-        """Move the model of a finished run to "models", if it is the best of its task.
+        """Move the model of a finished run to "models", in place of an earlier one, if it is the best of its task.
 
         With `keep: all` every model was written there, and nothing is moved.
 

@@ -144,7 +144,7 @@ _Loader.add_constructor(f"{_YAML}int", lambda _, node: int(node.value, {"0o": 8,
 def read_yaml(path: Path, keys: str = "'model' and 'tasks'", op: str = "recipe") -> YamlFile:
     """Read a YAML file, such as a recipe; nothing in the file is executed.
 
-    `keys` are those that it needs, and `op` says what it is, for messages. Raises DataError if the file cannot be read,
+    `keys` names what it needs, and `op` says what it is, for messages. Raises DataError if the file cannot be read,
     is larger than 1 MiB, is not YAML, is refused by `_Loader`, or does not hold a mapping. The error begins with `op`
     and names the file, and the line if it is known.
     """
@@ -206,7 +206,9 @@ def fail(error: LaminaError, *place: str | int) -> NoReturn:
 
 @contextmanager
 def error_at(*place: str | int, blame: Iterable[str] = ()) -> Iterator[None]:
-    """Turn errors in the `with` block, inside a pydantic validator, into ValidationErrors that say their place.
+    """Turn an error in the `with` block, inside a pydantic validator, into a ValidationError that says its place.
+
+    Only the first of several errors in a ValidationError is kept.
 
     Args:
         *place: Keys and list indices that lead from the validated value to the part that the `with` block checks.

@@ -70,7 +70,7 @@ class AxisLayout(Strict):
     names: dict[str, str | int | float | None] = Field(default_factory=dict)
 
     def shown_value(self, coordinates: Coordinates) -> object:
-        """Return what this axis displays for a run with the given coordinates (its task, method and settings).
+        """Return what this axis displays for a run with the given coordinates (property -> value).
 
         Raises ConfigError if layers are counted, and the value is not a layer selector or selects all layers up to the
         top.
@@ -228,8 +228,7 @@ def axes_label(axes: Sequence[AxisLayout], coordinates: Coordinates) -> str | No
     """Return the name of a run's row or column: what each axis displays, joined by ", ".
 
     Axes for which the run has no value are skipped; the name is "" if it has none for any axis. None if the run is left
-    out of the table. `coordinates` are the run's task, method and settings. Raises the errors of
-    `AxisLayout.shown_value`.
+    out of the table. `coordinates` is property -> the run's value. Raises the errors of `AxisLayout.shown_value`.
     """
     parts = [axis.shown_value(coordinates) for axis in axes]
     return None if LEFT_OUT in parts else ", ".join(to_text(part) for part in parts if part is not ABSENT)
@@ -255,6 +254,8 @@ def to_patterns(value: object) -> object:
 
 def matches(only: Mapping[str, Sequence[str]], run: Mapping[str, object]) -> bool:
     """Return whether, for every key in `only`, the run's value matches one of the key's patterns, such as "ada*".
+
+    Upper and lower case differ. The value None is the text "none".
 
     Args:
         only: Key -> patterns, one of which must match. A key that the run lacks is ignored, so that methods without a
