@@ -26,7 +26,7 @@ def skipped_rows(table: Table, spec: ColumnSpec) -> set[int]:
 
     Rows of Prodigy have "reject" or "ignore" in a column "answer". That column counts only if `spec` does not read it,
     all its cells are "accept", "reject", "ignore" or missing, and the table has another column of Prodigy, such as
-    "_input_hash", or a label that is a list of objects (spans). Otherwise it may be about loans.
+    "_input_hash", or a label that is a list of objects (spans). Otherwise "answer" may mean something else.
 
     Rows of Label Studio have an empty list as label. It counts only if another label is a list of annotations, which
     are objects with the key "result".

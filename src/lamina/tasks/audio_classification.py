@@ -94,10 +94,10 @@ class LazyAudio(LazyFile):
     def of_object(cls, name: str, entry: object) -> Self | None:
         """Return a clip from an array at the feature extractor's rate, or from {"array": ..., "sampling_rate": ...}.
 
-        None if `entry` is neither, or has not one or two axes. Floats are samples between -1 and 1. Integers of 16 or
-        32 bits are divided by their full scale, unsigned ones of 8 bits after 128 is subtracted. The longer axis is
-        time. Raises DataError, naming the clip `name`, if a mapping has no "sampling_rate" or one out of range, or the
-        samples have another type, such as int64.
+        Returns None if `entry` is neither, or does not have one or two axes. The longer axis is time; channels are
+        averaged. Floats are samples between -1 and 1. Integers of 16 or 32 bits are divided by their full scale,
+        unsigned ones of 8 bits after 128 is subtracted. Raises DataError, naming the clip `name`, if a mapping has no
+        "sampling_rate" or one out of range, or the samples have another type, such as int64.
         """
         has_rate = isinstance(entry, Mapping) or hasattr(entry, "get")  # decoders of `datasets` have `get` alone
         samples: object = entry.get("array") if has_rate else entry  # pyright: ignore[reportAttributeAccessIssue]
@@ -112,9 +112,10 @@ class LazyAudio(LazyFile):
         return cls(name, data=_mono(name, values).tobytes(), rate=rate)
 
     def length(self, rate: int) -> int:
-        """Return the clip's number of samples at `rate` samples per second, without decoding the file.
+        """Return the clip's samples per channel at `rate` samples per second, rounded up, without decoding the file.
 
-        Raises DataError if the clip is empty or cut off, or its header is bad; MissingExtraError without soundfile.
+        Raises DataError if the clip is empty or cut off, or its header is bad; MissingExtraError if soundfile is needed
+        and not installed.
         """
         own_rate, frames = self._header(rate)
         if frames < 1:
@@ -153,9 +154,9 @@ class LazyAudio(LazyFile):
         return values[:samples].astype(np.float32, copy=False)
 
     def _header(self, rate: int) -> tuple[int, int]:
-        """Return the clip's rate (`rate` if it is not known) and samples per channel.
+        """Return the clip's rate (`rate` if it is not known) and number of samples per channel.
 
-        Errors as in `_info`; DataError also if the rate is out of range.
+        Raises DataError if its header cannot be read or its rate is out of range; MissingExtraError without soundfile.
         """
         if self.rate is not None:
             return self.rate or rate, len(self.data or b"") // 4
@@ -213,7 +214,10 @@ class LazyAudio(LazyFile):
         return values
 
     def _call(self, function: str, **options: object) -> Any:
-        """Call a function of soundfile on the file, and return its result; for errors see `_info`."""
+        """Call a function of soundfile on the file, with `options`, and return its result.
+
+        Raises DataError if the file is missing, cut off or not audio; MissingExtraError if soundfile is missing.
+        """
         try:
             import soundfile
         except ImportError as error:
@@ -420,8 +424,7 @@ class AudioInputs:
     def _fewest_samples(self) -> int:
         """Return the length, in samples, of the shortest clip that gives a finite spectrogram.
 
-        It is at most a tenth of a second. Shorter clips are padded to it and no further: extractors normalise over the
-        frames of a clip, so more silence would change every frame.
+        It is at most a tenth of a second. Shorter clips are padded to it and no further, as silence changes all frames.
         """
         noise = np.random.default_rng(0).standard_normal(self._shortest).astype(np.float32)
         for ms in _TRIED_MS:
@@ -439,8 +442,9 @@ class AudioInputs:
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
         """Return the clips with the indices `rows` as `input_values` `[batch, samples]` or `input_features`.
 
-        Their mask is included if the model reads one. Clips are the same in every epoch. Raises the errors of
-        `LazyAudio.open`; DataError also if the extractor fails, or a sample that it does not normalise is above 128.
+        Their mask is included if the model reads one. Clips are the same in every epoch. Raises DataError if a clip
+        cannot be decoded, the extractor fails, or a sample that it does not normalise is above 128; MissingExtraError
+        if soundfile or SciPy is missing.
         """
         clips: Sequence[LazyAudio] = cast("Column", self._split.texts).read_rows(rows)
         sounds = [clip.open(self.rate, self._samples[int(row)]) for clip, row in zip(clips, rows, strict=True)]
@@ -488,10 +492,7 @@ class AudioClassificationKind(FileKind[AudioInputs]):
     file = LazyAudio
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> AudioInputs:
-        """Return the clips of a split as `AudioInputs`, each cut to `options.max_length` samples.
-
-        Raises the errors of `AudioInputs`.
-        """
+        """Return the clips of a split as `AudioInputs` (with its errors), cut to `options.max_length` samples."""
         return AudioInputs(split, processor, limit=options.max_length)
 
     def length_limit(self, model: PreTrainedModel, processor: Processor, asked: int | None) -> int:

@@ -381,7 +381,7 @@ class Kind(ABC, Generic[InputsT]):
 
         Raises:
             DataError: If the file cannot be read.
-            ConfigError: If `source` is not a path. (Only text-to-text kinds read a pair of files.)
+            ConfigError: If `source` is not a path.
         """
         if not isinstance(source, str | Path | Sequence):
             raise ConfigError(f"task: a file is {source!r}; a path is needed.")

@@ -200,7 +200,7 @@ def _pairs(table: Table, spec: ColumnSpec) -> Split:
 def _encode_prompts(split: Split, processor: Processor, options: EncodeOptions, *, has_chats: bool) -> TextInputs:
     """Tokenise texts, or (`has_chats`) chats up to the start of the next reply; too long ones lose their start.
 
-    Raises the errors of `render`.
+    The tokenizer's settings are as before. Raises ConfigError if a chat template is missing or fails.
     """
     reader = cast("Processor", _WithoutSpecialTokens(processor)) if has_chats else processor
     texts = [render(chat, processor, prompt=True)[0] for chat in split.texts] if has_chats else split.texts
@@ -215,7 +215,7 @@ def _encode_prompts(split: Split, processor: Processor, options: EncodeOptions, 
 def _encode_replies(split: Split, processor: Processor, options: EncodeOptions, *, has_chats: bool) -> CausalInputs:
     """Tokenise pairs, or (`has_chats`) chats, and mark the tokens of replies; only these tokens are learnt.
 
-    Raises ConfigError for a slow tokenizer, because it does not tell where a reply begins, and the errors of `render`.
+    Raises ConfigError for a slow tokenizer, which does not tell where a reply begins, and if `render` finds no replies.
     """
     tokenizer = tokenizer_of(processor)
     if not tokenizer.is_fast:

@@ -28,7 +28,7 @@ RowScore: TypeAlias = Callable[[Tensor, bool], Mapping[str, float]]
 
 
 class ClassAnswer(TypedDict):
-    """The prediction for an example with exactly one class: `label`, its probability `score`, and those of all."""
+    """Prediction for an example with one class: `label`, its probability `score`, and the `probabilities` of all."""
 
     label: str
     score: float

@@ -284,7 +284,8 @@ class FileKind(ClassKind[InputsT]):
     def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[object]], spec: ColumnSpec) -> Table:
         """Return a table of rows in memory, as `Kind.from_rows` does; the files that it names are not opened.
 
-        Raises DataError if the column of files is missing, or a cell has none of the accepted forms.
+        Relative paths start from the working directory. Raises DataError if the column of files is missing, or a cell
+        has none of the accepted forms.
         """
         table, column = super().from_rows(name, rows, spec), self.column(spec)
         if isinstance(rows, Mapping):
@@ -316,7 +317,7 @@ class FileKind(ClassKind[InputsT]):
         return self.file.column if spec.text == "sentence" else str(spec.text)
 
     def targets(self, task: LabelledTask, split: Split, inputs: InputsT) -> RowTargets:
-        """Return the class id of every file of `split`; the other arguments are not used."""
+        """Return the class id of every file of `split`, -100 for none; the other arguments are not used."""
         return RowTargets(label_array(split))
 
     def results(self, task: TaskLike, split: Split, inputs: InputsT) -> ClassResults:

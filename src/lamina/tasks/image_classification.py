@@ -152,8 +152,8 @@ class ImageInputs:
     """Images as pixel values for a model. It is a `lamina.tasks.base.Inputs`.
 
     With `augment`, a random part of each image is cropped and resized, and mirrored with probability 1/2. The random
-    numbers depend only on the seed, the epoch and the row. Raises ConfigError if the processor has no image processor
-    or fails (see `target_of`), or `scale` is out of range.
+    numbers depend only on the seed, the epoch and the row. Raises ConfigError if there is no image processor, it fails
+    or makes images of several sizes, or `scale` is not two fractions above 0 and at most 1, the smaller first.
 
     Args:
         split: The images.
@@ -251,7 +251,7 @@ class ImageClassificationKind(FileKind[ImageInputs]):
         return ImageInputs(split, processor, augment=options.augment and options.part == "train", seed=options.seed)
 
     def length_limit(self, model: PreTrainedModel, processor: Processor, asked: int | None) -> int:
-        """Return 1, because images have no length; the arguments are not used."""
+        """Return 1; the arguments are not used."""
         return 1
 
     def fit_processor(self, processor: Processor, task: TaskLike) -> bool:
@@ -267,7 +267,7 @@ class ImageClassificationKind(FileKind[ImageInputs]):
     def model_rows(
         self, rows: int, tokens: float, max_length: int, config: PreTrainedConfig | None, *, by_row: bool = False
     ) -> tuple[int, int]:
-        """Return `rows`, and the tokens per row: a token per patch plus one; `tokens` if `config` has no patch size.
+        """Return `rows`, and the tokens per row: a token per patch plus one; `tokens` without a config or patch size.
 
         The other arguments are not used.
         """

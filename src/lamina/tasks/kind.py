@@ -135,7 +135,7 @@ class ClassKind(Kind[InputsT]):
     def outputs(self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions) -> Tensor:
         """Run the model on a batch, and return its logits; `processor` and `options` are not used.
 
-        Raises ConfigError if the logits do not have `logits_axes` axes, because the head is for another kind of task.
+        Raises ConfigError if the logits do not have `logits_axes` axes.
         """
         logits = super().outputs(model, batch, processor, options)
         if not isinstance(logits, Tensor) or logits.ndim != self.logits_axes:

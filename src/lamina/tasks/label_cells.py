@@ -79,8 +79,7 @@ def plain(cell: object) -> Cell:
     """Return a value of NumPy, torch, pandas or Arrow as a Python value; arrays, tuples and sets become lists.
 
     A member of an enum of texts or numbers becomes its text or number. The entries of a set are sorted. A Decimal
-    without a point becomes an int, since databases store class ids like that. Any other Decimal becomes a float, unless
-    the float would lose its fraction.
+    without a point becomes an int. Any other Decimal becomes a float, unless the float would lose its fraction.
     """
     if cell is None or type(cell) in (str, int, float, bool):
         return cell

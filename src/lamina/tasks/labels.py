@@ -107,7 +107,10 @@ def with_gaps(labels: Iterable[T], table: Table, gap: Callable[[int], T]) -> Ite
 
 
 def labelled_table(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
-    """Return one table without the rows that have no label, or raise DataError; see `labelled`."""
+    """Return one table without the rows that have no label, or raise DataError; see `labelled`.
+
+    If rows are masked, they stay in `whole` of the result.
+    """
     column, labels = spec.label, () if texts else spec.labels or ()
     cells, skipped, how = enumerate(table.cells(column)), skipped_rows(table, spec), spec.missing_labels
     missing = {at: cell for at, cell in cells if at in skipped or is_missing(cell, labels, texts=texts)}

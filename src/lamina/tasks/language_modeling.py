@@ -64,7 +64,7 @@ class LanguageModelingKind(Kind[Windows]):
         }
 
     def truncated(self, inputs: Windows) -> int:
-        """Return the number of texts that were truncated; 0 for blocks, because they contain all tokens."""
+        """Return the number of texts that were truncated; 0 for blocks."""
         return inputs.encoded.truncated
 
     def model_rows(
@@ -113,7 +113,7 @@ def has_nan(best: Sequence[Sequence[float]]) -> bool:
 def candidates(best: Sequence[Sequence[float]], processor: Processor, *, strip: bool = True) -> list[Candidate]:
     """Return the pairs of id and probability in `best`, from `best_tokens`, as texts with their probabilities.
 
-    `strip` removes white space around them, since many tokens begin with a space.
+    `strip` removes white space around them.
     """
     tokenizer = tokenizer_of(processor)
     texts: list[str] = [tokenizer.decode([int(number)]) for number, _ in best]

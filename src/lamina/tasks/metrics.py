@@ -67,9 +67,8 @@ def named_class(op: str, name: object, labels: Sequence[str]) -> str:
     """Return the label that the user means by `name`: a text, a whole number or a bool, as in label cells.
 
     If the labels are 0 and 1, no and yes, or false and true (in any case), names of the same meaning are equal: if the
-    labels are "no" and "yes", 1 and True stand for "yes". A number never means a label's id, because labels may be
-    sorted alphabetically. Raises UnknownNameError if no label has this name, and ConfigError if `name` cannot be the
-    name of a class.
+    labels are "no" and "yes", 1 and True stand for "yes". A number never means a label's id. Raises UnknownNameError if
+    no label has this name, and ConfigError if `name` cannot be the name of a class.
     """
     try:
         text = class_name(name, labels)
@@ -85,7 +84,7 @@ def named_class(op: str, name: object, labels: Sequence[str]) -> str:
 def metrics_of(
     kind: Kind, problem_type: str, labels: Sequence[str], first: str | None, positive: str | None, op: str
 ) -> tuple[str, ...]:
-    """Return the metrics of a task; `first`, the metric that the user has named, comes first. None: the kind's default.
+    """Return the metrics of a task; `first`, the metric that the user has named, comes first. None: the kind's order.
 
     The kind's `further_metrics` are included only if `first` is one. Metrics about a positive class are left out if
     there are two classes, `positive` is None and `usual_positive` finds none. `op` is the operation, for messages.
@@ -130,8 +129,7 @@ def score_classes(
         classes: Number of classes.
         positive: With two classes, the id of the class whose F1 is "f1". With more, or None, "f1" equals "macro_f1".
         absent_f1: The F1 of each class if it occurs neither among predictions nor targets, as from `class_f1`; NaN: the
-            class is left out of "macro_f1", the mean over classes. A bootstrap passes the F1 over the whole sample,
-            because a resample may lack some classes. None: NaN for all.
+            class is left out of "macro_f1", the mean over classes. None: NaN for all.
     """
     check_rows(predictions, targets)
     right, true, predicted = _class_counts(predictions, targets, classes)
@@ -147,7 +145,7 @@ def score_classes(
 
 
 def class_f1(predictions: Tensor, targets: Tensor, classes: int) -> Tensor:
-    """Return the F1 of each class, float64 `[classes]`, at least two; NaN for a class that does not occur.
+    """Return the F1 of each class, float64 `[classes]`; NaN for a class that does not occur.
 
     `predictions` and `targets` are class ids `[rows]`, and `classes` is the number of classes.
     """
@@ -156,13 +154,9 @@ def class_f1(predictions: Tensor, targets: Tensor, classes: int) -> Tensor:
 
 
 def _class_counts(predictions: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return how many rows of each class are predicted correctly, are true, and are predicted; each `[classes]`.
-
-    There are at least two classes.
-    """
-    count = max(2, classes)
-    cells = (targets.long() * count + predictions.long()).cpu()
-    confusion = torch.bincount(cells, minlength=count**2).reshape(count, count).double()  # true class, predicted class
+    """Return how many rows of each class are predicted correctly, are true, and are predicted; each `[classes]`."""
+    cells = (targets.long() * classes + predictions.long()).cpu()
+    confusion = torch.bincount(cells, minlength=classes**2).reshape(classes, classes).double()  # true, predicted class
     return confusion.diagonal(), confusion.sum(1), confusion.sum(0)
 
 
@@ -340,7 +334,7 @@ def span_table(predictions: Tags, targets: Tags, labels: Sequence[str]) -> list[
 
 
 def spans_of(tags: Sequence[int], labels: Sequence[str]) -> set[tuple[str, int, int]]:
-    """Return the spans that seqeval finds in one text's tags, as (label, first word, last word).
+    """Return the spans that seqeval finds in one text's tags, as (label, first word, last word), words from 0.
 
     `tags` are ids, and `labels` the names of all tags.
     """

@@ -25,8 +25,8 @@ class WrongAnswer(TypedDict):
     Attributes:
         row: Index of the example in its split.
         text: The example: a text, a pair as a list of two texts, or the name of a file. None until it is looked up.
-        true: The correct answer.
-        predicted: The predicted answer.
+        true: The correct answer: a class name, a number, or a list of class names or of spans.
+        predicted: The predicted answer, likewise.
         confidence: Probability of the predicted answer, or of the most certain wrong label or span; absent for
             regressions.
         error: Predicted minus correct number; only for regressions.
@@ -101,10 +101,7 @@ class Results(Protocol[OutputsT, AnswerT]):
         return []
 
     def errors(self, count: int) -> list[WrongAnswer]:
-        """Return at most `count` wrong predictions, the most confident first; [] by default.
-
-        See `class_results.error_rows`.
-        """
+        """Return at most `count` wrong predictions, the most confident first; [] by default."""
         return []
 
     def set_learnt(self, info: Mapping[str, JSON]) -> None:

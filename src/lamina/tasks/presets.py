@@ -34,8 +34,7 @@ class Preset:
         labels: Class names in the order of their ids. Empty: the hub dataset's class names, or the folders' names.
         metrics: All metrics that are reported; the first one picks the best checkpoint.
         rows: Name of each split with labels -> its number of rows. With several languages, the rows of English.
-        length: Mean tokens of an example, special tokens included; for images, the number of 16-pixel patches at size
-            224.
+        length: Mean tokens of an example, special tokens included; for images, a token per 16-pixel patch at size 224.
         files: Split name -> possible names of its file, pair of files, or folder.
         kind: Name of the kind of task.
         problem_type: One of the kind's problem types.

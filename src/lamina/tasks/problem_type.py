@@ -37,8 +37,8 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
     Raises:
         DataError: If some labels are lists and others are not. Without two class names in `spec.labels`, also if
             numbers with a decimal point stand among names; or if every label is like 1.0, and `spec.missing_labels` is
-            "drop" or rows without a label were masked. (Pandas writes class ids like that beside empty cells.) Without
-            any name in `spec.labels`, also if a text has more than one meaning (`_refuse_ambiguous`).
+            "drop" or rows without a label were masked. Without any name in `spec.labels`, also if a text has more than
+            one meaning (`_refuse_ambiguous`).
     """
     first: dict[str, tuple[int, object]] = {}  # form of a label -> the first row with it, and the cell
     are_whole, labels, values = True, spec.labels or (), set[float]()

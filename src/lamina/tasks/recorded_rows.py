@@ -87,7 +87,7 @@ class StatesInputs:
 
     Attributes:
         states: The states of the rows, in the form that `Group.states` needs.
-        processor: Always None, because nothing is tokenised.
+        processor: Always None.
         lengths: Number of tokens of each row.
     """
 
@@ -147,7 +147,7 @@ class RowsOfStates:
     device: torch.device | str = "cpu"
 
     def longest(self) -> int:
-        """Return the number of states of the longest row."""
+        """Return the number of states of the longest row; 1 if states are pooled."""
         return 1 if self.recorded.manifest.pooling else int(self.recorded.lengths[self.rows].max())
 
     def batch(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:

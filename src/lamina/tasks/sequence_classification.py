@@ -80,7 +80,7 @@ class SequenceClassificationKind(TextClassKind):
         return super().row_classes(task, split)
 
     def configure(self, config: PreTrainedConfig, task: TaskLike) -> None:
-        """Write the task's class names and problem type into a model's config; errors as in `ClassKind.configure`."""
+        """Write class names (as `ClassKind.configure` does, with its errors) and problem type into a model's config."""
         super().configure(config, task)
         config.problem_type = _CONFIG.get(task.problem_type, task.problem_type)  # pyright: ignore[reportAttributeAccessIssue]
 

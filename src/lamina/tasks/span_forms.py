@@ -200,7 +200,8 @@ def _list_of(cell: Mapping[str, object]) -> object:
 def _mark(span: object, default: str) -> SpanMark:
     """Return `span`, one entry of a list of spans, as a `SpanMark`, with the label `default` if it has none.
 
-    Raises SpanError if the entry has an unknown form, and the errors of `_label`.
+    Raises SpanError if the entry has an unknown form or no valid label, LabelCellError if its label is no class name,
+    and UnplacedSpanError if it has several labels.
     """
     entries = plain(span)
     if isinstance(entries, str):
@@ -220,7 +221,7 @@ def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
     An object with a text, and without start and end, gives a span without edges. The text may also be under "entity",
     with the label under "type" or "label", as language models write spans; with start or end, "entity" is a label.
     Otherwise start and end must be whole numbers. Raises SpanError if they are not, or if the label or the place may be
-    under an unknown key. Raises the errors of `_label` too.
+    under an unknown key. `_label` raises errors about labels.
     """
     fields: Mapping[str, object] = span
     if isinstance(span.get("value"), Mapping):  # Label Studio, whose "type" beside it is the type of the form

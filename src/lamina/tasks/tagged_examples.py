@@ -26,10 +26,14 @@ TagNames: TypeAlias = Sequence[Sequence[str | None]]  # for each row the tag of 
 
 
 def tag_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSpec, dict[str, Split]]:
-    """Make the examples of every split from lists of words and tags; arguments, result and errors as in `Kind.build`.
+    """Make the examples of every split from lists of words and tags; arguments and result as in `Kind.build`.
 
     Tags that mark spans in a different scheme than IOB2 are rewritten as IOB2, unless `spec.labels` are tags of IOBES
-    or BILOU; then IOB2 tags are rewritten like these.
+    or BILOU; then IOB2 tags are rewritten like these. A warning tells of tags that mark no spans although one looks
+    like "O".
+
+    Raises DataError if words and tags do not match, a tag is not in `spec.labels`, some training tags fit the scheme of
+    spans and others do not, or there are neither labels nor training tags.
     """
     tags = {name: _tags(table, spec) for name, table in tables.items()}
     if spec.labels is None:
@@ -54,9 +58,9 @@ def tag_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSpe
 
 
 def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str | None, ...]]:
-    """Return the tag names of each row, None for -100; raise DataError unless each row has words with one tag each.
+    """Return the tag names of each row, None for -100.
 
-    Raises the errors of `_check_words` too.
+    Raises DataError unless each row has words with one tag each, and the columns are not confused (`_check_words`).
     """
     tags: list[tuple[str | None, ...]] = []
     _check_words(table, spec)
@@ -166,7 +170,8 @@ def _split(table: Table, spec: ColumnSpec, tags: TagNames) -> Split:
 def _tag_ids(table: Table, spec: ColumnSpec, tags: TagNames) -> list[tuple[int, ...]]:
     """Return for each row of the table the ids of its `tags`; -100 for a word whose tag is None.
 
-    Raises DataError for a tag that is not in `spec.labels`.
+    If all tags are IOB2, the ends of spans first get the tags that `spec.labels` have for them; see `with_ends`. Raises
+    DataError for a tag that is not in `spec.labels`.
     """
     names = spec.labels or ()
     if tag_schemes.is_iob2(chain.from_iterable(filter(None, row) for row in tags)) and marks_spans(names):
@@ -198,7 +203,8 @@ def span_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSp
 
     Every word that shares a character with a span is tagged. `span_forms` describes the forms of spans; if a span is a
     text, it is labelled wherever it occurs as whole words, or else wherever it occurs. The spans of a pair are in its
-    second text. `spec.labels` may have labels of spans in place of tags.
+    second text. `spec.labels` may have labels of spans in place of tags. Spans without a label get the only label that
+    it has, or else "span". A warning says if no training row has a span.
 
     Returns:
         `spec` with the tags as labels, and split name -> examples.

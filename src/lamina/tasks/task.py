@@ -247,34 +247,25 @@ class Task:
             UnknownNameError: If the task has no train split.
             DataError: If the train split has fewer than two rows, or every row is the only one of a class.
         """
-        train, validation = self._cut(seed, stratify)
-        if not len(validation):
+        if (task := self._cut(seed, stratify)) is None:
             raise DataError(f"task {self.name}: {naming_checks.NOTHING_SPARE}")
         test = self.splits.get("test", self.splits.get("validation"))
-        splits = {"train": train, "validation": validation, "test": test}
-        return replace(self, splits={part: split for part, split in splits.items() if split is not None})
+        return task if test is None else replace(task, splits={**task.splits, "test": test})
 
-    def _with_validation(self, seed: int, stratify: bool) -> Task:
-        """Return the task with a validation split from `_cut`; or itself, with a warning, if no row can be moved."""
-        train, validation = self._cut(seed, stratify)
-        if not len(validation):
-            logger.warning("task %s: %s", self.name, naming_checks.NOTHING_SPARE)
-            return self
-        splits = {**self.splits, "train": train, "validation": validation}
-        return replace(self, splits={part: splits[part] for part in PARTS if part in splits})
+    def _cut(self, seed: int, stratify: bool) -> Task | None:
+        """Return the task with about a tenth of the training rows as its validation split; None if no row can be moved.
 
-    def _cut(self, seed: int, stratify: bool) -> tuple[Split, Split]:
-        """Divide the train split: return about nine tenths of its rows, and the others, for validation.
-
-        The second split has fewer rows, or none, where a class would lose its last training row. For running text in
-        blocks it has the last rows. `stratify` has no effect if rows do not have one class and the file's label columns
-        are unknown. Raises UnknownNameError without a train split, and DataError if that has fewer than two rows.
+        There are fewer such rows where a class would lose its last training row. For running text in blocks they are
+        the last ones. `stratify` has no effect if rows do not have one class and the file's label columns are unknown.
+        Raises UnknownNameError without a train split, and DataError if that has fewer than two rows.
         """
         kind, whole = self.kind, self.split("train")
         stratify = stratify and (whole.strata is not None or kind.single_label(self.problem_type))
         _, classes = kind.row_classes(self, whole)
         last = kind.sequential and not self.by_row
-        return held_out(whole, stratify=stratify, seed=seed, last=last, classes=classes)
+        train, validation = held_out(whole, stratify=stratify, seed=seed, last=last, classes=classes)
+        splits = {**self.splits, "train": train, "validation": validation}
+        return replace(self, splits={part: splits[part] for part in PARTS if part in splits}) if validation else None
 
     def without_test(self) -> Task:
         """Return the same task without its test split, for training that does not use it."""
@@ -586,13 +577,15 @@ def _assemble(
         columns={key: value for key in _COLUMNS if (value := getattr(spec, key)) is not None},
     )
     if "train" in splits and "validation" not in splits:
-        task = task._with_validation(seed, spec.stratify)
+        if (cut := task._cut(seed, spec.stratify)) is None:
+            logger.warning("task %s: %s", name, naming_checks.NOTHING_SPARE)
+        task = cut or task
     if "validation" in task.splits:
         validation = limited(task.split("validation"), limits[1], seed, option="limit_validation")
         task = replace(task, splits={**task.splits, "validation": validation})
     if "train" in splits and limited(train := task.split("train"), limits[0], seed) is not train:
         return task.subsample(rows=limits[0], seed=seed)
-    if named and "train" in splits:
-        for label in naming_checks.classes_without_rows(*kind.row_classes(task, task.split("train"))):
-            logger.warning("task %s: no row of the train split has class '%s', which cannot be learnt", name, label)
+    classes = kind.row_classes(task, task.split("train")) if named and "train" in splits else ((), ())
+    for label in naming_checks.classes_without_rows(*classes):
+        logger.warning("task %s: no row of the train split has class '%s', which cannot be learnt", name, label)
     return task

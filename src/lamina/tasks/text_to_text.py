@@ -50,7 +50,7 @@ class PairInputs(Windows):
 
     @property
     def uncacheable(self) -> str | None:
-        """Why a model's states cannot be cached, as text; never None. A decoder's depend on the generated text."""
+        """Why a model's states cannot be cached, as text; never None."""
         return "the model generates texts"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
@@ -147,9 +147,9 @@ class TextToTextKind(Kind[PairInputs]):
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> PairInputs:
         """Tokenise the sources, each with the prefix in front, and the targets: the split's labels, if it has any.
 
-        A tokenizer with languages reads targets in its target language; if none is set, in its source language, with a
-        warning. The tokenizer itself is not changed. Raises ConfigError if the processor has no tokenizer, and
-        DataError if a label is not a text.
+        Targets are cut to `options.max_target_length` tokens. A tokenizer with languages reads them in its target
+        language; if none is set, in its source language, with a warning. The tokenizer itself is not changed. Raises
+        ConfigError if the processor has no tokenizer, and DataError if a label is not a text.
         """
         processor = check_tokenizer(processor)
         sources = options.encode_texts([options.prefix + text for text in split.texts], processor)

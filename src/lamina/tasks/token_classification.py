@@ -51,8 +51,7 @@ class WordGroup(NamedTuple):
         token: Id of the token; -1 for a dropped word.
         place: The token's window and its position there; None for a dropped word.
         text: Index of the text.
-        written: A negative number that stands for the characters of several words; else 0. An unknown token, such as
-            [UNK], has the same id wherever it occurs, but its words differ.
+        written: A negative number that stands for the characters of several words; else 0.
     """
 
     first: int
