@@ -224,12 +224,9 @@ def _is_dropout(name: str, module: nn.Module) -> bool:
     return is_drop and next(module.parameters(), None) is None
 
 
-def _facts(module: nn.Module | None) -> tuple[type, dict[str, object]]:
-    """Return the class of a module, and its attributes that are numbers, strings, lists, tuples or None.
-
-    A missing module (None) has the class NoneType and no attributes.
-    """
-    return type(module), {key: value for key, value in vars(module or object).items() if isinstance(value, _PLAIN)}
+def _facts(module: nn.Module) -> tuple[type, dict[str, object]]:
+    """Return the class of a module, and its attributes that are numbers, strings, lists, tuples or None."""
+    return type(module), {key: value for key, value in vars(module).items() if isinstance(value, _PLAIN)}
 
 
 def _differing(
@@ -259,7 +256,7 @@ def _differing(
     changes: dict[str, object] = {
         key: child
         for key, child in now.named_children()
-        if _is_dropout(f"{name}.{key}", child) and _facts(child) != _facts(children.get(key))
+        if _is_dropout(f"{name}.{key}", child) and (key not in children or _facts(child) != _facts(children[key]))
     }
     owns_first = any(fnmatchcase(name, pattern.rpartition(".")[0]) for pattern in plan.first)
     for key, value in vars(now).items():

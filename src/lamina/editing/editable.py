@@ -125,8 +125,8 @@ def select_convolutions(
 ) -> tuple[str, list[int], dict[str, nn.Module]]:
     """Return what an edit of convolutions changes: the stack's name, the layers (ascending), and path -> convolution.
 
-    `layers` and `op` are those of `select_blocks`, and so are its errors about `layers`. Raises UnknownNameError if
-    `stack` is not None, "all" or that name, and UnsupportedModelError if the model's convolutions are not known.
+    `layers` and `op`, and the errors about `layers`, are those of `select_blocks`. Raises UnknownNameError if `stack`
+    is not None, "all" or that name, and UnsupportedModelError if the model's convolutions are not known.
     """
     name, blocks = convolution_blocks(model, op)
     if stack not in (None, "all", name):

@@ -75,15 +75,16 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
         generator: Source of the seed for "xavier" and "he". None: torch's global generator.
         kernel: Kernel size, odd, along each axis, of a layer after a convolution. Only layers with kernel 1 can be
             merged. On a GPU convolutions run in TF32 by default, which rounds (`torch.backends.cudnn.allow_tf32`).
+            Other positions take only the default.
 
     Returns:
         The edit, with the names of the new parameters and, for "xavier" and "he", the seed that was drawn.
 
     Raises:
-        ConfigError: If an argument is not valid, or options contradict each other; if layer 0 is selected, or a layer
-            that shares its weights with one that is not selected; if the stack has no module per block; if the model
-            has several towers and none is named; if it cannot be edited (quantised, compiled, offloaded, with
-            adapters).
+        ConfigError: If an argument is not valid, or `init` is "identity" with an activation on the output; if layer 0
+            is selected, or a layer that shares its weights with one that is not selected; if the stack has no module
+            per block; if the model has several towers and none is named; if it cannot be edited (quantised, compiled,
+            offloaded, with adapters).
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the value of an option, or the stack, is unknown.
         UnsupportedModelError: If the family has no row of roles or convolutions, the row does not fit the model, or the
@@ -116,7 +117,8 @@ class Options:
 
     Raises:
         UnknownNameError: If the value of an option is unknown.
-        ConfigError: If options contradict each other, or `kernel` is not odd and positive.
+        ConfigError: If `init` is "identity" with an activation on the output, if `kernel` is not odd and positive, or
+            if it is set for another position than "convolution".
     """
 
     position: str

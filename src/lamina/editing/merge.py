@@ -13,7 +13,7 @@ from lamina.editing.inserted_layer import InsertedLayer, layers_after, remove_la
 from lamina.editing.record import Edit, record, recorded
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers.discovery import stacks
-from lamina.layers.roles import ROLES, family_of, modules_at
+from lamina.layers.roles import ROLES, OwnPositions, family_of, modules_at
 from lamina.layers.stack import by_path
 
 if TYPE_CHECKING:
@@ -133,29 +133,32 @@ def _untie_positions(model: PreTrainedModel) -> list[str]:
 
     Some models (DeBERTa) project position embeddings with the query or key projection. That projection is about to be
     merged with an inserted layer, which positions must not pass through. So positions get a copy of the projection as
-    it is now, and the config says so. Returns the names of the new parameters. Raises UnsupportedModelError if a path
-    of the family's row is not in a block.
+    it is now, and the config says so. Returns the names of the new parameters. Raises UnsupportedModelError, before
+    anything is changed, if a path of the family's row is not in a block.
     """
     family = family_of(model)
     attention = ROLES[family].attention
     shared_by, paths = str(attention.positions_shared_by), {module: path for path, module in by_path(model).items()}
     names: list[str] = []
+    places: list[tuple[OwnPositions, nn.Module, nn.Module]] = []
     for block in (block for stack in stacks(model).values() for block in stack.blocks):
         for own in attention.positions_own:
             (shared,) = modules_at(block, getattr(attention, own.role), family=family, op=_OP)
-            parent, _, name = own.path.rpartition(".")
-            (owner,) = modules_at(block, parent, family=family, op=_OP)
-            setattr(owner, shared_by, False)
-            unmark_states_of(owner)
-            if own.value not in (getattr(model.config, own.setting, None) or ()):
-                continue
-            weight = shared.get_parameter("weight")
-            # without initial values, which would be drawn from torch's global generator
-            copy = skip_init(nn.Linear, weight.shape[1], weight.shape[0], device=weight.device, dtype=weight.dtype)
-            copy.load_state_dict({key: shared.get_parameter(key) for key in ("weight", "bias")})
-            copy.requires_grad_(weight.requires_grad)
-            owner.add_module(name, copy.train(shared.training))
-            names += [f"{paths[owner]}.{name}.{key}" for key in ("weight", "bias")]
+            (owner,) = modules_at(block, own.path.rpartition(".")[0], family=family, op=_OP)
+            places.append((own, shared, owner))
+    for own, shared, owner in places:
+        setattr(owner, shared_by, False)
+        unmark_states_of(owner)
+        if own.value not in (getattr(model.config, own.setting, None) or ()):
+            continue
+        weight = shared.get_parameter("weight")
+        # without initial values, which would be drawn from torch's global generator
+        copy = skip_init(nn.Linear, weight.shape[1], weight.shape[0], device=weight.device, dtype=weight.dtype)
+        copy.load_state_dict({key: shared.get_parameter(key) for key in ("weight", "bias")})
+        copy.requires_grad_(weight.requires_grad)
+        name = own.path.rpartition(".")[2]
+        owner.add_module(name, copy.train(shared.training))
+        names += [f"{paths[owner]}.{name}.{key}" for key in ("weight", "bias")]
     setattr(model.config, shared_by, False)
     return names
 

@@ -328,7 +328,7 @@ def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
     An array, a column of a data frame or a tensor counts as the list or number that it holds.
 
     Raises:
-        ConfigError: If there is no label, a label occurs twice, a number is above 2**20, or `labels` is neither a
+        ConfigError: If there is no label, a label occurs twice, or `labels` is a number above 2**20, or neither a
             number nor a list of strings. The message begins with `op`.
     """
     labels = labels.tolist() if hasattr(labels, "tolist") else labels  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.support.tiny import FAMILIES
@@ -9,6 +11,7 @@ from lamina.editing.inserted_layer import apply_inserted
 from lamina.editing.merge import merge_
 from lamina.editing.record import edits
 from lamina.errors import ConfigError, UnsupportedModelError
+from lamina.layers.roles import ROLES
 
 
 def built(name="bert"):
@@ -149,3 +152,15 @@ def test_layers_after_two_stacks():
     insert_(model, "ffn", "top:1", stack="all")
     edit = merge_(model)
     assert (edit.stack, edit.layers) == ("all", (2, 3))
+
+
+def test_a_row_with_a_wrong_path_for_positions_leaves_the_model_unchanged(monkeypatch):
+    model, _ = built("deberta-v2")
+    insert_(model, activation=None)
+    row = ROLES["deberta-v2"]
+    query, key = row.attention.positions_own
+    attention = replace(row.attention, positions_own=(query, replace(key, path="attention.other.pos_key_proj")))
+    monkeypatch.setitem(ROLES, "deberta-v2", replace(row, attention=attention))
+    refused(model, UnsupportedModelError, "names 'attention.other'")
+    assert model.config.share_att_key
+    assert all(getattr(module, "share_att_key", True) for module in model.modules())
