@@ -323,8 +323,8 @@ class LaminaEstimator(BaseEstimator):
     def save(self, folder: str | Path) -> None:
         """Save a fitted estimator in a folder: its bank, its parameters and its fitted attributes.
 
-        `lamina predict` and `lamina serve` can use the folder. The model itself is not saved; `processor`, and a
-        `random_state` that is not an integer, are not saved either.
+        `lamina predict` and `lamina serve` can use the folder. The model itself is not saved; nor are `result_`,
+        `processor`, and a `random_state` that is not an integer.
 
         Args:
             folder: Folder to write to; it is created if it does not exist. An estimator or bank saved there before is

@@ -454,7 +454,7 @@ class Answering:
     """Predicts the rows of a `Chunk` when called. Objects of this class can be sent to Ray workers.
 
     Args:
-        predictor: Predicts.
+        predictor: The readers, or the model, that answer.
         source: The file of the rows; paths of images and audio clips start at its folder.
         skip_bad: Whether rows that cannot be read are left out. False: the first one ends the run.
         by_tokens: Whether passes are limited by their tokens too. False: by rows only.

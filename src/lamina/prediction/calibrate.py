@@ -347,9 +347,10 @@ def score_texts(
 def _rounding(
     runner: BankRunner, monitor: Monitor | Cascade, options: PassOptions, highest: Sequence[float]
 ) -> Rounding:
-    """Return the rounding of a monitor's scores: `highest` of each text, from passes with `options`.
+    """Return how far another batch size or attention kernel may move a monitor's scores in passes with `options`.
 
-    The lowest precision counts among `options` and the weights of the model and of the monitor's readers.
+    `highest` has the highest score of each text. The lowest precision counts, among that of `options`, of the model's
+    weights and of the weights of the monitor's readers.
     """
     parts = [runner.bank.model, *(runner.bank[name] for name in monitor.readers)]
     used = {weight.dtype for part in parts for weight in part.parameters()} | {getattr(torch, options.precision)}

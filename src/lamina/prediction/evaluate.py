@@ -81,8 +81,7 @@ def evaluate(  # noqa: PLR0913
 ) -> Scores:
     """Score the readers of a bank, or a model with a head of its own, on a split of their tasks.
 
-    Readers whose tasks have the same examples share every pass. All examples are encoded and checked first. If tasks
-    have different examples, with more than 2**22 tokens in all, they are encoded again when they are scored. Warnings
+    Readers whose tasks have the same examples share every pass. All examples are encoded and checked first. Warnings
     name readers that are untrained, that read only the start of examples, or that were trained on pairs and now read
     single texts (or the other way round).
 
@@ -129,8 +128,8 @@ def evaluate(  # noqa: PLR0913
         num_beams: Number of beams for generating. 1: greedy decoding.
         length_penalty: Exponent of the length in beam search; above 0 prefers longer texts.
         num_workers: Number of processes that prepare batches. 0: this process prepares them.
-        backend: What computes a bank's answers, as in `predict`. Tasks whose inputs contain the labels (masked or next
-            tokens) are computed by PyTorch.
+        backend: What computes a bank's answers, as in `predict`; all but "torch" need a bank and float32. Tasks whose
+            inputs contain the labels (masked or next tokens) are computed by PyTorch.
         progress: Show a progress bar.
         **unknown: Other keywords raise UnknownNameError, which suggests the nearest option.
 
@@ -220,8 +219,8 @@ def _prepared(
 ) -> tuple[Runner, Iterator[Group]]:
     """Return the runner for `target`, and the groups of a split of the tasks. For the arguments see `evaluate`.
 
-    All groups are encoded and checked here. If they have too many tokens for memory, they are dropped, and encoded
-    again when they are scored. A single group with all `count` tasks of the call is always kept.
+    All groups are encoded and checked here. If they have over 2**22 tokens, they are dropped, and encoded again when
+    they are scored. A single group with all `count` tasks of the call is always kept.
 
     The warnings of `evaluate` are logged here. Raises ConfigError if `errors` is not 0 and the answers of a task are
     not right or wrong one by one; other errors are those of `evaluate`.

@@ -161,13 +161,17 @@ def _read(source: Path, text: str | None, text_pair: str | None) -> tuple[list[o
 @final
 @dataclass(frozen=True)
 class _Plan:
-    """The plan of one run.
+    """What one run of `extract` writes, and into which files.
 
     Attributes:
-        bank: The bank; `stack` and `layers` are what is read of its model.
+        bank: A bank without readers, which runs the model.
         inputs: The encoded texts.
+        stack: The stack whose states are written.
+        layers: The layers whose states are written.
         pooling: How the tokens of a row become one state; None: all are written.
-        dtype, max_length, pairs: Type of the written numbers, most tokens per text, whether the texts are pairs.
+        dtype: Type of the written numbers.
+        max_length: Most tokens per text.
+        pairs: Whether the texts are pairs.
     """
 
     bank: ReaderBank

@@ -325,7 +325,8 @@ class Predictor:
     def predict(self, prepared: Prepared, *, budget: Budget | None = None) -> list[Answers]:
         """Predict as `__call__` does, for examples that `prepare` has encoded; errors as in the function `predict`.
 
-        For `budget` see `answer_by_pass`. The backend is chosen again for each call; see `choose_engine`.
+        For `budget` see `answer_by_pass`. The backend is chosen again for each call; see `choose_engine`. Warnings also
+        name readers that are untrained, and once those that learnt from pairs and read single texts, or vice versa.
         """
         prepared.warn("predict")
         if prepared.count:

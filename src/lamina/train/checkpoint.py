@@ -96,8 +96,7 @@ def reader_settings(reader: Reader) -> dict[str, JSON]:
 def data_digests(split: Split) -> dict[str, str]:
     """Return digests of a split by name: "texts", "labels", "words" (the places of words), and "files" if it has any.
 
-    Equal digests mean equal examples, except that files on disk count by their paths and sizes, not their contents or
-    dates, which differ in copies.
+    Equal digests mean equal examples, except that files on disk count by their paths and sizes, not their contents.
     """
     digests = {"texts": split.key, "labels": _digest(split.labels), "words": _digest(split.words or ())}
     cells, sizes = None if split.written else split.rows.select_columns(["text"]).flatten(), list[int]()
@@ -119,11 +118,11 @@ def starting_weights(model: PreTrainedModel, trained: Iterable[Tensor]) -> str:
     """Return a fingerprint of a model's weights at the start of its training.
 
     Trained weights that start at random are left out: those outside the layers (a new head), and those that an edit
-    initialised. They differ each time the model is loaded, and checkpoints restore them.
+    initialised.
 
     Args:
         model: The model.
-        trained: The parameters that are trained. Every checkpoint holds them.
+        trained: The parameters that are trained; checkpoints hold them.
     """
     try:
         inside = [module for stack in stacks(model).values() for module in stack.run]

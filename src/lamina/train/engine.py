@@ -43,8 +43,7 @@ _SHOWN = 6  # maximum number of learners in a progress line
 def start_accelerator(options: FitOptions, output: Path | None) -> Accelerator:
     """Return the Accelerator of a run. Trackers that the options name write to the folder `output` (None: no folder).
 
-    The Accelerator's own mixed precision stays off, because it could not be changed later in the same process. Each
-    pass uses torch's autocast instead (`Runner.autocast`).
+    Its own mixed precision stays off: each pass uses `Runner.autocast`.
 
     Raises:
         ConfigError: If the options do not suit the machine, or TensorBoard has no `output`; see `check_device`.
@@ -243,9 +242,8 @@ class Engine:
     def _clip(self, learners: Sequence[Learner]) -> list[Tensor]:
         """Unscale each learner's gradients and clip them to `max_grad_norm` in place; return the norms before clipping.
 
-        The caller looks for NaN and infinity in the norms. If `max_grad_norm` is 0, nothing is clipped and the list is
-        empty. In float16 the list is empty too, although gradients are clipped: infinite norms are normal there, and
-        the gradient scaler skips the step.
+        If `max_grad_norm` is 0, nothing is clipped and the list is empty. In float16 the list is empty too, although
+        gradients are clipped: infinite norms are normal there, and the gradient scaler skips the step.
         """
         norms: list[Tensor] = []
         for learner in learners:
@@ -369,7 +367,7 @@ class Engine:
     def _tracked(self) -> Iterator[None]:
         """Start the trackers with the run's options, and end them even after an error.
 
-        Options that differ between learners are left out. An open run of MLflow would make the next one fail.
+        Options that differ between learners are left out.
         """
         # in a run of MLflow that the caller has opened, this one is nested; two at one level would be an error
         self._accelerator.init_trackers("lamina", init_kwargs={"mlflow": {"nested_run": True}})
@@ -384,7 +382,8 @@ class Engine:
                     tracker.store_init_configuration(values)
             yield
         finally:
-            for tracker in self._accelerator.trackers:  # not `end_training`, which also ends the process group
+            # an open run of MLflow would make the next one fail; `end_training` would also end the process group
+            for tracker in self._accelerator.trackers:
                 tracker.finish()
 
     def _show(self, scores: Mapping[str, dict[str, float]], bar: tqdm) -> None:

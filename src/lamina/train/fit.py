@@ -157,8 +157,7 @@ def fit(  # noqa: PLR0913
         stride: Tokens that two windows of a long text share, for tasks that label words. Other tasks read only one
             window of a text. None: a quarter of a window.
         add_prefix_space: Put a space before every text if the tokenizer needs one to read the first word as it reads
-            any other word (byte-level BPE, such as RoBERTa's and BART's). The tokens are then those of a text that is
-            tokenised word by word.
+            any other word (byte-level BPE, such as RoBERTa's and BART's).
         eval_batch_size: Rows per pass when scoring. None: twice `batch_size`.
         precision: "float32", or "bfloat16" or "float16" for mixed precision.
         prefix: Text that is put before every text to summarise or translate. "": none.

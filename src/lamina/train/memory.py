@@ -203,7 +203,7 @@ def _measure(
 
     `readers` is reader name -> (the stack that it reads, its module), and `tokens` the length of a row with padding.
     `labels` returns reader name -> labels for a number of rows. None: no losses are computed, and heads over a
-    vocabulary compute the logits of all positions. Returns the bytes that a batch of any number of rows needs.
+    vocabulary compute the logits of all positions.
     """
     readers = {name: entry for name, entry in readers.items() if not entry[1].config.fusion.needs_block_inputs}
     if not readers:
