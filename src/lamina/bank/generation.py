@@ -243,9 +243,8 @@ def _interceptions(model: object) -> list[Interception]:
 def _check_generate(model: PreTrainedModel, *args: object, **kwargs: object) -> None:
     """Raise ConfigError if `generate` is called with an unsupported option while readers wait for a text.
 
-    A keyword option takes precedence over `generation_config`, and that over the model's own. The options are checked
-    at the start, because some of them take effect before a decoding method is called, or without one. If
-    `model.generate` was looked up before the interception, only the checks of the decoding methods run.
+    A keyword option takes precedence over `generation_config`, and that over the model's own. If `model.generate` was
+    looked up before the interception, only the checks of the decoding methods run.
     """
     if any(hook.is_waiting() for hook in _interceptions(model)):
         bound = dict(inspect.signature(_original["generate"]).bind(model, *args, **kwargs).arguments)

@@ -119,9 +119,9 @@ class GenerationStates:
         self._passes += 1
 
     def on_state(self, layer: int, state: Tensor) -> None:
-        """Store the state `[rows, tokens, width]` of a layer in this pass; pass states on once enough are stored.
+        """Store the state `[rows, tokens, width]` of a layer in this pass; see `_read_waiting` for what follows.
 
-        Raises ConfigError if a layer was skipped, or as `_place` does.
+        Raises ConfigError if a layer was skipped, or if it is not clear which tokens the pass reads (see `_place`).
         """
         if not self._layers_seen:
             self._place(state)
@@ -202,7 +202,10 @@ class GenerationStates:
         return F.pad(part, (0, fresh - part.shape[1]), value=True)
 
     def _read_waiting(self) -> None:
-        """Pass the collected states to the readers' fusions, or to the observer, and free them."""
+        """Pass the collected states to the readers' fusions, or to the observer, and free them.
+
+        It is called when 16 tokens, or the observer's `every`, are collected, and at the end of the text.
+        """
         columns = {layer: torch.cat(parts, dim=1) for layer, parts in self._waiting.items() if parts}
         self._waiting.clear()
         if not columns:

@@ -87,9 +87,9 @@ def _registered(listener: _Listener) -> Iterator[None]:
 class _Listener:
     """The hooks of one `listening` context, and their state.
 
-    The state is kept per thread, because threads and tasks that share the context may call the model at the same time.
-    No lock is needed: each thread reads and writes only its own keys. For each stack there is a template: a `StackPass`
-    with the readers of the stack, from which a new pass is started for each call of the model.
+    Threads that share the context may call the model at the same time, so each has its own state, and no lock is
+    needed. For each stack there is a template: a `StackPass` with the readers of the stack, from which a new pass is
+    started for each call of the model.
 
     The arguments are those of `listening`; `passes` are the templates. If `new_observer` is None, readers have outputs.
     """

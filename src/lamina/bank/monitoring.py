@@ -251,9 +251,8 @@ def read_tokens(
 def reader_seconds(bank: ReaderCollection, names: Sequence[str], *, repeats: int = 40) -> dict[str, float]:
     """Measure how long each reader in `names` takes for one generated token; return reader name -> seconds.
 
-    The model is not run: readers read zeros, since the work does not depend on the values. The result is the median of
-    `repeats` runs, in which the readers take turns. Raises UnknownNameError for an unknown reader, and the errors
-    of `causal_pass`.
+    The model is not run: readers read zeros. The result is the median of `repeats` runs, in which the readers take
+    turns. Raises UnknownNameError for an unknown reader, and ConfigError as `causal_pass` does.
     """
     times: dict[str, list[float]] = {name: [] for name in names}
     with evaluating(bank):

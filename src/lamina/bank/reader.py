@@ -134,9 +134,9 @@ class Reader:
             stack: Name of the stack that the reader reads, as in `Reader`. None: the only stack, or the encoder.
 
         Raises:
-            ConfigError: If the model is not linear or not fitted; if its features or classes do not fit `layers` or
-                `labels`; if `labels` is empty or not of texts; if `layers` are not ascending numbers from 0; if
-                `pooling` is None and the model is a regressor or predicts several labels.
+            ConfigError: If the model is not linear, not fitted or has NaN; if its features or classes do not fit
+                `layers` or `labels`; if `labels` is empty or not of texts; if `layers` are not ascending numbers from
+                0; if `pooling` is None and the model is a regressor or predicts several labels.
             UnknownNameError: If `pooling` is unknown.
         """
         linear, chosen = linear_probe(probe), _ascending(layers)
@@ -329,7 +329,7 @@ class ReaderModule(nn.Module):
 
 
 def warn_of_untrained(op: str, readers: Mapping[str, ReaderModule]) -> None:
-    """Log a warning about each of the readers (by name) that nothing has trained, but only once; `op` begins it.
+    """Log a warning, which `op` begins, about each of `readers` (by name) that nothing has trained, but only once.
 
     A reader whose weights were loaded, set, trained or converted to another dtype has other weights than at first.
     """

@@ -256,12 +256,12 @@ class ReaderCollection(nn.Module):
         cascade of two shared readers finds its first reader by name: if one bank renames that reader, the other must
         rename it too before it can use the cascade.
 
-        Cascades of staying readers that use a replaced reader are removed, because they were calibrated with its old
-        weights. A reader that the banks already share is not replaced.
+        Cascades of staying readers that use a replaced reader are removed. A reader that the banks already share is not
+        replaced.
 
         Args:
             other: Bank whose readers are added.
-            readers: Names of readers of `other`. None: all.
+            readers: Names of readers of `other`, or one name. None: all.
 
         Raises:
             UnknownNameError: If `other` does not have a reader.

@@ -25,7 +25,7 @@ class Separators(NamedTuple):
 
     Attributes:
         between: Ids inserted between the two texts, in this order.
-        added: Ids inserted anywhere, such as [CLS]: they belong to neither text.
+        added: Ids inserted anywhere, ascending. They belong to neither text. Those in `between` are among them.
     """
 
     between: tuple[int, ...]
@@ -80,6 +80,8 @@ def segments_of(
     ids: Int[Tensor, "batch tokens"], separators: Separators, mask: Bool[Tensor, "batch tokens"]
 ) -> Int[Tensor, "batch tokens"]:
     """Return the segment id of each token: 1 in the first text, 2 in the second, 0 for padding and special tokens.
+
+    The second text follows the first of the `separators.between` that comes after a token of a text.
 
     Args:
         ids: Token ids.

@@ -344,7 +344,7 @@ def _head_groups(
     """Return groups of reader names. The heads of a group are computed as one operation; see `_is_batched`.
 
     `features` is reader name -> features; `readers`, `real` and `grad` are those of `_is_batched` and `run_heads`.
-    Readers that share one tensor of features get a group of their own, so that `run_heads` need not copy the tensor.
+    Readers that share one tensor of features get a group of their own.
     """
     shared = Counter(map(id, features.values()))
     groups: dict[object, list[str]] = defaultdict(list)

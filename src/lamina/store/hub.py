@@ -169,7 +169,7 @@ def _scores_of(reader: ReaderModule) -> Mapping[str, object]:
 def _results(name: str, reader: ReaderModule) -> list[EvalResult]:
     """Return a reader's finite scores in the hub's format, beginning with the metric that chose the best epoch.
 
-    The hub merges results with equal task and data set, so the name of each metric contains the name of the reader.
+    The name of each metric contains the name of the reader, since the hub merges results of equal names.
     """
     metric, task = reader.info.get("metric"), str(reader.info.get("task") or name)
     return [

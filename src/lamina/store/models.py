@@ -262,9 +262,8 @@ def check_files(name: str, config: PretrainedConfig) -> None:
     """Check the files of a model's folder before they are read; a hub id is not checked.
 
     Raises:
-        StoreError: If an entry is neither a file nor a folder (reading a pipe would never end), or an index of weights
-            is damaged or names a file outside the folder. Unless the config names a quantization, also for the reasons
-            that `_check_types` names.
+        StoreError: If an entry is neither a file nor a folder, or an index of weights is damaged or names a file
+            outside the folder. Unless the config names a quantization, also for the reasons that `_check_types` names.
     """
     if not is_dir(name):
         return

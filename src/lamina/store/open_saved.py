@@ -35,7 +35,7 @@ def open_saved(saved: str, *, base: str | None = None, writes: bool = False) -> 
 
     Raises:
         ModelNotFoundError: If the base or the model cannot be found.
-        StoreError: If the folder or repository does not exist, or its files are damaged.
+        StoreError: If the folder or repository does not exist, Lamina saved nothing there, or files are damaged.
         UnknownNameError: If a file has an unknown key, or a fusion or head is not registered.
         BaseMismatchError: If the bank's readers were not trained on `base`.
         UnsupportedModelError: If transformers does not know the family of the model or base.

@@ -104,10 +104,9 @@ def _download_record(repo: str, revision: str | None) -> Path | None:
 
 
 def with_inserts(plain: type[PreTrainedModel], record: Sequence[Edit]) -> Any:
-    """Return a subclass of `plain` whose constructor inserts the layers in `record`; loading keeps them in float32.
+    """Return a subclass of `plain` whose constructor inserts the layers in `record`, so that weights fit into them.
 
-    The layers must exist before transformers maps the names in a checkpoint to parameters and loads them. The
-    constructor raises LaminaError as `replay_inserts` does.
+    Loading keeps these layers in float32. The constructor raises LaminaError if a layer cannot be inserted.
     """
 
     def start(self: PreTrainedModel, *args: Any, **kwargs: Any) -> None:

@@ -57,10 +57,10 @@ def check_reloads(model: PreTrainedModel, op: str) -> None:
     """Check that a model's config and recorded edits describe its weights: a saved model is built from these two.
 
     A model of the same class is built without memory for weights, and the names, shapes and sharing of all weights are
-    compared. Models whose config says how they are quantised are not checked, as their weights have other shapes, nor
-    are models with adapters (PEFT), which are merged before they are saved.
-    Classes that cannot be built from their config are not checked either, with a warning. Another warning names a
-    setting of a module, such as its activation, that was changed by hand and that a loaded model would not have.
+    compared. Models whose config says how they are quantised are not checked, nor are models with adapters (PEFT),
+    which are merged before they are saved. Classes that cannot be built from their config are not checked either, with
+    a warning. Another warning names a setting of a module, such as its activation, that was changed by hand and that a
+    loaded model would not have.
 
     Args:
         model: A transformers model.
