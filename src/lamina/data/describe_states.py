@@ -109,7 +109,7 @@ def describe_states(  # noqa: PLR0913
     Raises:
         UnknownNameError: If there is no such form, axis or pooling.
         ConfigError: If no axis is "width", no layer is named, a number is below 1, or an option has a wrong type.
-        DataError: If the folder or a file is missing, or there is no file of states; or if a file is damaged or empty,
+        DataError: If the folder or a file is missing, or there is no file of states. If a file is damaged or empty,
             does not have these axes, or does not show the lengths of its rows.
         StoreError: If the facts contradict each other, or `states.json` or a temporary file cannot be written.
     """

@@ -57,8 +57,8 @@ def read_records(path: Path, file_format: str, header: Sequence[str] | None = No
     """Yield (line number, row) for the rows of a file. Numbers count from 1; a row is a dict of column name -> cell.
 
     A row that cannot be read is a DataError in place of the dict. The iterator raises DataError if the file cannot be
-    read; if its header is blank, cannot be read, has a name twice, or has a single name with a sign that may divide
-    columns, such as ";"; or if a "jsonl" file begins with "[" but cannot be read (see `json_rows`).
+    read, or its header is blank or cannot be read, or has a name twice. It does so, too, if the header is a single name
+    with a sign that may divide columns, such as ";", or a "jsonl" file is a damaged array (see `json_rows`).
 
     Args:
         path: The file.
@@ -570,7 +570,7 @@ def _columns_and_tags(lines: Numbered[str]) -> tuple[int, frozenset[str]]:
 def _is_comment(cells: list[str], columns: int, tags: frozenset[str]) -> bool:
     """Return whether a line that begins with `#` is a comment, rather than the word "#" with its columns.
 
-    It is a comment if it does not have `columns` cells, or its last cell is neither among `tags` (the last cells of all
-    lines that do not begin with `#`) nor in the form of a span's tag, such as "B-PER".
+    It is a word if it has `columns` cells, and the last one is among `tags` (the last cells of all lines that do not
+    begin with `#`) or has the form of a span's tag, such as "B-PER".
     """
     return len(cells) != columns or (cells[-1] not in tags and not _SPAN_TAG.fullmatch(cells[-1]))

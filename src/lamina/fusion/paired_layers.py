@@ -47,8 +47,8 @@ class PairedLayers(PoolingConfig):
         queries: Number of queries per layer; their results are concatenated before `W_i`.
 
     Raises:
-        ConfigError: If a value is not valid; when the reader is attached, if `heads` does not divide the width, or the
-            head labels tokens; in a pass, if there are no token ids, or the bank has no fast tokenizer that puts a
+        ConfigError: If a value is not valid. When the reader is attached: if `heads` does not divide the width, or the
+            head labels tokens. In a pass: if there are no token ids, or the bank has no fast tokenizer that puts a
             token between two texts.
 
     Source:

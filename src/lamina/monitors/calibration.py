@@ -288,7 +288,7 @@ def allowed_positives(negatives: int, false_positive_rate: float, confidence: fl
     """Return how many negative texts a threshold may flag and still keep the rate.
 
     Without a confidence level, it is the rate times `negatives`, rounded down, and at most all but one. With one, it is
-    the exact conformal bound, or -1 if there are too few negative texts: if k of n negatives are flagged, the rate on
+    the exact conformal bound, or -1 if there are too few negative texts. If k of n negatives are flagged, the rate on
     other texts exceeds the wanted one with at most the probability that a binomial count of n trials at the wanted rate
     is at most k.
 

@@ -46,8 +46,8 @@ class ReplyFacts:
             It is stored as a tensor.
 
     Raises:
-        ConfigError: If `features` is not one row of numbers, `score` is no number, or `length` is no finite number from
-            0 on.
+        ConfigError: If `features` is not one row of numbers, `score` is not a number (NaN is one here), or `length` is
+            not a finite number from 0 on.
     """
 
     score: float

@@ -137,9 +137,9 @@ def threshold_per_thousand(
         rounding: How far another batch size or attention kernel may move a score, as in `Calibration.of`.
 
     Raises:
-        ConfigError: If the rate or the confidence level is out of range; if all texts have the same label, or an entry
-            of `positive` is neither true nor false; if no text has a score, or one is NaN; if the negative texts have
-            too few tokens for the rate; or if the first monitor of a cascade alone raises too many alarms.
+        ConfigError: If the rate or the confidence level is out of range. If all texts have the same label, an entry of
+            `positive` is neither true nor false, no text has a score, or a score is NaN. If the negative texts have too
+            few tokens for the rate. If the first monitor of a cascade alone raises too many alarms.
     """
     highest = [float(own.max(initial=-math.inf)) for own in running]
     ordered, _ = by_label(highest, positive)
