@@ -69,7 +69,7 @@ def _on_disk(tables: Iterator[pa.Table]) -> datasets.Dataset:
     holder, first = _TemporaryFile(), next(tables)
     problem, hint = f"data: {holder.path} cannot be written", "TMPDIR names another folder."
     with (
-        convert_errors(lambda reason: DataError(f"{problem} ({reason}); {hint}")),
+        convert_errors(lambda reason: DataError(f"{problem} ({reason}); {hint}"), OSError),
         pa.OSFile(holder.path, "wb") as file,
         pa.ipc.new_stream(file, first.schema) as writer,
     ):

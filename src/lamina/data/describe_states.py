@@ -80,8 +80,8 @@ def describe_states(  # noqa: PLR0913
         files: The files in the order of the rows, relative to the folder. None: all `.npy`, `.safetensors` and
             `.parquet` files except `lengths`, `mask`, `table` and "lengths.npy", in the order of the numbers in their
             names.
-        layers: The layers in the files, in the order of the axis "layers": 0 is the embeddings, i the output of block
-            i. With a `form`, use the program's own numbers, which are lower by one in vllm-lens and lmprobe.
+        layers: The layers in the files, in the order of the axis "layers": 0 is the embeddings, 1 the output of the
+            first block. With a `form`, use the program's own numbers, which are lower by one in vllm-lens and lmprobe.
         depth: Number of blocks of the model.
         form: "vllm" (files of `extract_hidden_states`), "vllm-lens" (its tensors, saved one file per row), "lmprobe"
             (its cache of all tokens), "lmprobe-last_token", "lmprobe-first_token" or "lmprobe-mean" (its pooled cache).

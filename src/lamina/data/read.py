@@ -83,8 +83,8 @@ def read_records(path: Path, file_format: str, header: Sequence[str] | None = No
 def read_lines(path: Path) -> Numbered[str]:
     """Yield (line number, line) for a UTF-8 file. Numbers count from 1, and lines have their line ends.
 
-    A line that is too long or not UTF-8 is replaced by a DataError. A byte order mark at the beginning is removed.
-    Raises DataError if the file cannot be opened or read, or has carriage returns for line feeds.
+    A line that is too long (over 64 MiB) or not UTF-8 is replaced by a DataError. A byte order mark at the beginning is
+    removed. Raises DataError if the file cannot be opened or read, or has carriage returns for line feeds.
     """
     start = 0  # position of the line's first byte in the file
     problem = f"read: {path} cannot be read"
@@ -141,7 +141,7 @@ def _csv(path: Path, lines: Numbered[str]) -> Numbered[list[str]]:
     def feed() -> Iterator[str]:
         """Yield lines to the csv module, and append them to `used`.
 
-        Raises a DataError that stands for a line; csv.Error if all lines have over `MAX_BYTES` characters (open quote).
+        Raises a DataError that stands for a line; csv.Error if the lines of a row have over `MAX_BYTES` characters.
         """
         size = 0
         for item in chain(iter(lambda: again.popleft() if again else None, None), lines):

@@ -171,7 +171,7 @@ class RecordedStates:
         return {self.manifest.stack: dict(zip(wanted, moved.unbind(0), strict=True))}
 
     def _not_finite(self, states: Tensor, rows: Sequence[int], layers: Sequence[int]) -> DataError:
-        """Return the DataError for the first row with a state that is NaN or infinite.
+        """Return the DataError for a state that is NaN or infinite, in the first such layer and its first such row.
 
         `states` is `[layers, rows, tokens, width]`, for the `rows` and `layers` that were read.
         """

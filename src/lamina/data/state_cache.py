@@ -544,8 +544,9 @@ class _Entry:
     def _write(self, folder: Path) -> torch.dtype | None:
         """Run the model over all rows, write the states to files in a folder, and return their dtype.
 
-        In mode "auto", the time to read the first batches is compared with the time to compute them. If reading is not
-        faster, writing stops and the result is None. Raises the CacheErrors of `_Filler.compute` and `Layout.pack`.
+        In mode "auto", the time to read up to four batches is compared with the time to compute them; a single batch is
+        not timed. If reading is not faster, writing stops and the result is None. Raises CacheError as
+        `_Filler.compute` and `Layout.pack` do.
         """
         # the first batch is not timed, because the first pass of a model takes longer
         trial = self.filler.batches[1 : _TRIAL + 1] if self.settings.mode == "auto" else []

@@ -179,7 +179,7 @@ class _ProjectedStream(Stream):
         return layer_sum(self._weights[:, chosen], features.unflatten(2, state.shape[1:3]))
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "members batch tokens dim"]:
-        """Return each member's sum over the layers, with GELU and positions if the config sets them.
+        """Return each member's sum over the layers, with GELU, and with positions and dropout, if the config sets them.
 
         `mask` only serves to number the positions. Raises ConfigError if no state was processed.
         """

@@ -150,7 +150,7 @@ class _TopStream(Stream):
         self._last = (view.state, self._fusion.block_call())  # now: the record of the call ends with the pass
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
-        """Run the new blocks on the last state, and return the result in a list.
+        """Run the new blocks on the last state, and return the result in a list; ConfigError if there is no state.
 
         `mask` is for BERT-like blocks. In training, dropout in the blocks is seeded from the fusion's `generator`, if
         any.

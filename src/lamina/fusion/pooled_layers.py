@@ -113,10 +113,10 @@ class PoolingStream(Stream):
         return self.vectors(view, layers)[0]
 
     def vectors(self, view: LayerView, layers: slice) -> list[Float[Tensor, "*layers queries batch width"]]:
-        """Return for each set of tokens the mean state, weighted by attention; arguments as for `pooled`.
+        """Return for each set of tokens the mean of `view.normed`, weighted by attention; arguments as for `pooled`.
 
-        The weights are a softmax over the set's tokens of the product of query and state. A state is cut into as many
-        slices as a query has heads; head h weighs slice h. The mean over an empty set is 0.
+        The weights are a softmax over the set's tokens of the product of query and normed state. A state is cut into as
+        many slices as a query has heads; head h weighs slice h. The mean over an empty set is 0.
         """
         queries = self._queries[layers.start] if view.state.ndim == 3 else self._queries[layers].unsqueeze(1)
         states, heads = view.normed.to(queries.dtype), queries.shape[-2]

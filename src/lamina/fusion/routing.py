@@ -33,7 +33,7 @@ class Routing(FusionConfig):
     Args:
         dim: Size of the features, at least 2.
         vectors: Number of output vectors of the first and the second stage, at least 2.
-        size: Size of those vectors. None: the model's width, as in the paper.
+        size: Size of those vectors, at least 2. None: the model's width, as in the paper.
         iterations: Number of iterations in each stage, at least 2 (the first one weighs all votes equally).
         layers: Selector of the layers that are read.
         per_token: Whether to route over the layers of each token separately, for token tasks.

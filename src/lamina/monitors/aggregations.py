@@ -86,8 +86,8 @@ class EMA(Aggregation):
 class RollingMax(Aggregation):
     """Highest mean of `window` consecutive tokens: `S_t = max_(u <= t) (s_(u-w+1) + ... + s_u) / w`.
 
-    In the first `window` - 1 tokens, the score is the mean of the tokens so far. These means do not enter the maximum
-    later.
+    w is `window`. In the first w - 1 tokens, the score is the mean of the tokens so far. These means do not enter the
+    maximum later.
 
     Args:
         window: Number of tokens in a window, 1 to 65,536; 1 gives the highest score of any token.

@@ -177,7 +177,8 @@ class Calibration:
         """Return the calibration for `threshold`, or for the lowest one with a rate of at most `false_positive_rate`.
 
         Args:
-            highest: Highest running score of each text; -inf for a text without a score.
+            highest: Highest running score of each text. -inf: a text without a score; inf: one that the first monitor
+                of a cascade flags.
             positive: For each text, whether it should be flagged: True or False, or 1 or 0.
             false_positive_rate: Fraction of the negative texts that may be flagged, above 0 and below 1. No effect
                 beside a `threshold`.

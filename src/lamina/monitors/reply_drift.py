@@ -286,8 +286,8 @@ class DriftWatcher:
                 only scores and lengths are tested.
 
         Raises:
-            ConfigError: If the numbers of scores, lengths and features differ, a score or feature is NaN, or the sketch
-                was made from another number of features.
+            ConfigError: If the numbers of scores, lengths and features differ, a value is NaN or one that `ReplyFacts`
+                refuses, or the sketch was made from another number of features.
         """
         own_scores, own_lengths = _listed(scores), _listed(lengths)
         rows = [None] * len(own_scores)

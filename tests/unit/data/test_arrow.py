@@ -151,6 +151,16 @@ def test_a_file_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyP
     assert files(folder) == list(folder.iterdir()) == []
 
 
+def test_an_error_in_a_table_is_not_called_one_of_the_disk(folder: Path):
+    def tables():
+        yield pa.table({"text": TEXTS})
+        raise TypeError("a text is a number")
+
+    with pytest.raises(TypeError, match="a text is a number"):
+        dataset_of(tables())
+    assert files(folder) == []
+
+
 def test_chunks():
     assert list(chunks(iter(range(5)), 2)) == [[0, 1], [2, 3], [4]]
     assert list(chunks([], 2)) == [[]]
