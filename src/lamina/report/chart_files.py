@@ -50,7 +50,8 @@ def save_drawing(drawing: Drawing, path: Path, below: Sequence[str] = ()) -> Pat
 def sized(spec: Spec, drawing: Drawing) -> Spec:
     """Return `spec`, the specification of a drawing, with the width that the chart has in a file.
 
-    A chart with panels has its width already, and is returned unchanged.
+    It is 640 pixels, or more if the columns of a heat map need more. A chart with panels has its width already, and is
+    returned unchanged.
     """
     layout = layout_of(drawing)
     if layout["panels"]:
@@ -65,7 +66,7 @@ def save_chart(spec: Spec, path: Path, title: str, below: Sequence[str] = ()) ->
     Args:
         spec: The specification, with its data.
         path: The file: `.html`, `.svg`, or PNG for any other suffix. An existing file is replaced completely or, if
-            writing fails, not at all.
+            writing fails, not at all. Parent folders are created.
         title: Title of the chart.
         below: Lines of small text below the title.
 

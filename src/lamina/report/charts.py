@@ -91,7 +91,10 @@ class Drawing:
 
     @property
     def has_legend(self) -> bool:
-        """Whether the chart has a legend. One series has none, nor have a few lines that are named at their ends."""
+        """Whether the chart has a legend.
+
+        Several series have one, unless they are up to six lines that have their names (not numbers) at their ends.
+        """
         is_few = len(self.series) <= FEW_LABELS and not _numeric(self.rows, "colour")
         return len(self.series) > 1 and not (is_few and self.has_line_labels)
 
@@ -117,8 +120,8 @@ def in_order(rows: Rows, key: str) -> list[Any]:
 def drawn_ends(mean: float, half: float, metrics: Iterable[str], scale: float = 1.0) -> tuple[float, float]:
     """Return the two ends of the interval mean ± half, cut off at the lowest and highest possible value of the metric.
 
-    A t interval over few seeds can extend beyond the highest possible score. Nothing is cut off if the metric's range
-    is not known, or if the mean is outside the range (because it is a difference of scores, for example).
+    Nothing is cut off if the metric's range is not known, or if the mean is outside the range (because it is a
+    difference of scores, for example).
 
     Args:
         mean: Middle of the interval.
@@ -162,7 +165,7 @@ def spec_of(drawing: Drawing, domain: Domain | None = None) -> Spec:
     Args:
         drawing: The contents of the chart.
         domain: Lowest and highest value of the value axis, or of a heat map's colour scale. Charts that stand side by
-            side get equal values. None: chosen from the data.
+            side get equal values. None: chosen from the data. Not used for the value axes of a drawing that is `apart`.
     """
     altair = chart_package("report")
     draw = {"line": _line_chart, "heat": _heat_map, "bar": _bar_chart, "scatter": _scatter_chart}[drawing.kind]
@@ -480,7 +483,7 @@ def _heat_scale(altair: ModuleType, low: float, high: float) -> tuple[alt.Scale,
 def _heat_map(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain | None) -> Chart:
     """Return a heat map: a rectangle per row, coloured by its value, with its label or (if there is room) number.
 
-    If "y" is a number such as a layer, it increases upwards, as layers do in a model. Names go from top to bottom.
+    If "y" is a number such as a layer, it increases upwards. Names go from top to bottom.
     `base` is an empty chart; for `domain` see `spec_of`.
     """
     rows, titles = drawing.rows, drawing.titles

@@ -107,7 +107,7 @@ def write_page(
 def _default_title(sections: Sequence[Section]) -> str:
     """Return a page title that says what was studied.
 
-    Up to two models and three tasks are named; further tasks are counted.
+    Up to two models and three tasks are named. More are "several models", and "and 2 more" tasks.
     """
     models = list(dict.fromkeys(section.model.rpartition("/")[2] for section in sections if section.model))
     tasks = list(dict.fromkeys(task for section in sections for task in section.tasks))
@@ -257,16 +257,19 @@ def _embedded(data: Mapping[str, object]) -> str:
 
 
 def _file_name(number: int, *parts: str) -> str:
-    """Return a file name without suffix: lower-case letters, digits and hyphens from a number (0: none) and texts."""
-    words = "-".join(filter(None, (_NOT_IN_NAMES.sub("-", part.lower()).strip("-")[:60] for part in parts)))
-    return f"{number:02d}-{words}" if number else words or "run"
+    """Return a file name without suffix: lower-case letters, digits and hyphens from a number (0: none) and texts.
+
+    Each text is cut to 60 characters. If nothing is left of all of them, "run" takes their place.
+    """
+    words = "-".join(filter(None, (_NOT_IN_NAMES.sub("-", part.lower()).strip("-")[:60] for part in parts))) or "run"
+    return f"{number:02d}-{words}" if number else words
 
 
 def _write_files(path: Path, sections: Sequence[Section], charts: Sequence[_Chart]) -> list[Path]:
     """Write every chart and table into the folder beside the page, all files or none, and return their paths.
 
     Files that an earlier page with this name wrote are replaced or removed. Raises StoreError if the folder cannot be
-    written, or has files of the same names from elsewhere.
+    written, has files of the same names from elsewhere, or its list of files is damaged.
     """
     beside = path.with_name(f"{path.stem}_files")
     old = read_json(beside / MARK).get("files") if is_file(beside / MARK) else None

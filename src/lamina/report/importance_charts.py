@@ -102,7 +102,7 @@ def importance_drawings(importances: Rows, table: Rows) -> dict[str, Drawing]:
 def draw_importances(
     importances: Rows, table: Rows, folder: Path | str, formats: Sequence[str] = ("png",)
 ) -> list[Path]:
-    """Draw the charts of `importance_drawings` into a folder, and return the paths of the files.
+    """Draw the charts of `importance_drawings` into a folder, and return the paths of the files; [] if there are none.
 
     `formats` are "png", "svg" and "html". Raises MissingExtraError if there is something to draw and the packages of
     `lamina[report]` are not installed, and StoreError if a file cannot be written.
@@ -178,7 +178,7 @@ def importance_over_training(
         title: Title of the chart.
 
     Raises:
-        ConfigError: If the path has another suffix.
+        ConfigError: If the path has another suffix, or one of several importances to average is not finite.
         DataError: If there are no rows, or one lacks a key.
         MissingExtraError: If the packages of `lamina[report]` are not installed.
         StoreError: If the file cannot be written.
@@ -193,6 +193,7 @@ def _means(rows: Rows, keys: tuple[str, ...]) -> list[Mark]:
     """Return one row per group of rows with equal values of `keys`: these, "seeds" (the count), and mean "importance".
 
     A group of at least `INTERVAL_SEEDS` rows also gets "low" and "high": the ends of the 95 % t interval within 0 to 1.
+    Raises ConfigError, naming the group, if one of several importances is not finite.
     """
     groups: dict[tuple[object, ...], list[float]] = {}
     for row in rows:

@@ -37,7 +37,7 @@ _OP = "inserted weights"
 
 @dataclass(frozen=True, eq=False)
 class InsertedWeight:
-    """The weights of an inserted layer before and after training, on the CPU.
+    """The weights of an inserted layer before and after training, as float32 copies on the CPU.
 
     If the layer follows a convolution, they are the matrix in the middle of the kernel. Layers after feed-forward
     projections have one head.

@@ -137,7 +137,7 @@ def markdown(table: PivotTable) -> str:
 
 
 def monitors_markdown(report: Report) -> list[str]:
-    """Return the rates of a recipe's monitors as Markdown; [] if it has none."""
+    """Return the rates of a recipe's monitors as a list of one Markdown section; [] if it has no monitors."""
     if not report.monitors:
         return []
     sentences = [f"- {markdown_text(rates_text(row))}" for row in report.monitors]
@@ -178,7 +178,7 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, besid
 
     Args:
         folder: The output folder of `lamina train` or `run_recipe`.
-        formats: Formats of the figures: "png", "svg" and "html". Empty: no figures are drawn.
+        formats: Formats of the figures: "png", "svg" and "html". `report.md` shows the first. Empty: no figures.
         beside: Output folders of other runs. The curves of their n-th figure are added to the n-th figure of this run.
 
     Returns:

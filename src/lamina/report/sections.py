@@ -129,7 +129,7 @@ class DataTable:
     note: str = ""
 
     def compact(self) -> dict[str, object]:
-        """Return the table as JSON for the page's script, column by column; repeated strings are stored once."""
+        """Return "title", "note" and "columns" (the name and `_packed` cells of each) as JSON for the page's script."""
         cells = zip(*self.rows, strict=True) if self.rows else ([] for _ in self.columns)
         columns = [{"name": name, **_packed(list(column))} for name, column in zip(self.columns, cells, strict=True)]
         return {"title": self.title, "note": self.note, "columns": columns}

@@ -56,7 +56,7 @@ class LayerReader:
         layers: Numbers of the layers, ascending.
 
     Raises:
-        LaminaError: If the model has no stack or layer of this name or number.
+        LaminaError: If the stack or a layer does not exist, or the model's layers cannot be found.
     """
 
     def __init__(
@@ -68,16 +68,18 @@ class LayerReader:
 
     @torch.no_grad()
     def read(self, batch: Batch, on_state: OnState) -> None:
-        """Run the model in eval mode on one batch, and stop after the highest chosen layer.
+        """Run the model on one batch, in eval mode and without gradients, and stop after the highest chosen layer.
 
         Args:
             batch: Keyword arguments of the model; tensors are moved to the model's device.
             on_state: Called once per chosen layer, in ascending order, with the layer's number, its state `[batch,
-                tokens, width]` and the mask `[batch, tokens]`, True at tokens that are not padding.
+                tokens, width]` and the mask `[batch, tokens]`. The mask is True at tokens that are not padding, and at
+                the first token of a row that is all padding.
 
         Raises:
             UnsupportedModelError: If the pass did not compute every chosen layer.
-            ConfigError: If the batch lacks an input, has an empty one, or has a mask that `token_mask` refuses.
+            ConfigError: If the batch lacks an input, has an empty one, or has a mask that `token_mask` refuses or that
+                does not fit the states.
         """
         stop, device = StopForward(), self.model.device
         # some models also accept arguments that are no tensors, such as `encoder_outputs`
@@ -106,13 +108,13 @@ class LayerReader:
 def text_inputs(
     model: PreTrainedModel, texts: Iterable[Text], processor: Processor | None, max_length: int | None, *, op: str
 ) -> TextInputs:
-    """Tokenise texts, or pairs of texts, for a model. The tokenizer truncates long texts on its own side.
+    """Tokenise texts, or pairs of texts, for a model. Longer texts are cut at the tokenizer's `truncation_side`.
 
     Args:
         model: The model that will read the texts.
         texts: All texts, or all pairs of texts (tuples or lists of two strings).
         processor: The tokenizer. None: the one saved with `model.name_or_path`.
-        max_length: Maximum tokens per text. None: what the model allows.
+        max_length: Maximum tokens per text or pair, special tokens included. None: what the model allows.
         op: Name of the study, for error messages.
 
     Returns:
@@ -120,7 +122,7 @@ def text_inputs(
 
     Raises:
         ConfigError: If `texts` is empty, has an entry that is neither a text nor a pair, or mixes texts and pairs; if
-            there is no tokenizer, or the model does not allow `max_length`.
+            there is no tokenizer; or if the model does not allow `max_length`, or it leaves no room for text.
         StoreError: If the saved tokenizer is damaged.
     """
     listed = texts if isinstance(texts, Sequence) else list(texts)
@@ -222,10 +224,10 @@ class RowVectors:
         self.tokens = 0
 
     def read(self, group: Group) -> list[Tensor]:
-        """Run the model over a group's batches; return for each layer of `reader` the vectors `[rows, width]`.
+        """Run the model over a group's batches; return for each layer of `reader` its float32 vectors `[rows, width]`.
 
         All states also go to `measures`. Texts are in ascending order of their row numbers. Tokens are in an arbitrary
-        order, which is the same for all layers.
+        order, which is the same for all layers. Raises UnsupportedModelError or ConfigError as `LayerReader.read` does.
         """
         parts: list[list[Tensor]] = [[] for _ in self.reader.layers]
         order: list[int] = []
@@ -278,7 +280,7 @@ def draw_tokens(real: Bool[Tensor, "batch tokens"], numbers: Sequence[int], seed
 
 
 def is_text_token(ids: Tensor, processor: Processor) -> Tensor:
-    """Return a mask in the shape of the token `ids`, False at special tokens such as padding, and else True.
+    """Return a mask in the shape of the token `ids` (on the CPU): False at special tokens, such as padding, else True.
 
     The tokens for an unknown and for a masked word do not count as special here.
     """
@@ -294,11 +296,11 @@ _TOGETHER = 32  # maximum number of prompts of one length that are continued in 
 def prompt_ids(
     model: PreTrainedModel, texts: Iterable[Text], processor: Processor, *, tokens: int | None, op: str
 ) -> list[Tensor]:
-    """Return the token ids `[tokens]` of each prompt, without special tokens at the end.
+    """Return the token ids `[tokens]` of each prompt in `texts`, without special tokens at the end.
 
-    Texts are truncated to `tokens` tokens, or to what the model allows if that is less or `tokens` is None. Texts with
-    special tokens alone are left out. Raises DataError if none is left, and ConfigError or StoreError as `text_inputs`
-    does; messages begin with `op`.
+    Texts are truncated to `tokens` tokens, special ones included, or to what the model allows if that is less or
+    `tokens` is None. Texts with special tokens alone are left out. Raises DataError if none is left, and ConfigError or
+    StoreError as `text_inputs` does; messages begin with `op`.
     """
     limit = length_limit(model, processor)
     inputs = text_inputs(model, texts, processor, limit if tokens is None else min(tokens, limit), op=op)
@@ -316,7 +318,7 @@ def prompt_ids(
 def continuations(
     model: PreTrainedModel, prompts: Sequence[Tensor], processor: Processor, *, new_tokens: int, op: str
 ) -> list[list[int]]:
-    """Continue each prompt (token ids `[tokens]`) by greedy decoding, and return the generated token ids of each.
+    """Continue each prompt (token ids `[tokens]`) by greedy decoding; return the new token ids of each, in order.
 
     Generation stops after `new_tokens` tokens, or after an end token, which is part of the result. Prompts of the same
     length are continued together, so that no prompt is padded. Raises ConfigError, whose message begins with `op`, if

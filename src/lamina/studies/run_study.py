@@ -119,9 +119,9 @@ def _inputs(name: str, recipe: StudyRecipe, data: str | Path | None) -> dict[str
     """Return the arguments of a study's function that the recipe sets for all studies.
 
     These are "model" or "base", "processor", "tasks" and "texts". A `model` parameter that accepts names gets the
-    model's name, because the study's cells load it; otherwise the model is loaded here. Raises ConfigError if the
-    recipe has a `head`, but the study loads the model itself; and LaminaError if tasks, texts or the model cannot be
-    loaded.
+    model's name, because the study's cells load it; otherwise the model and its processor are loaded here. Arguments
+    that the study or the recipe lacks are left out. Raises ConfigError if the recipe has a `head`, but the study loads
+    the model itself; and LaminaError if tasks, texts or the model cannot be loaded.
     """
     parameters, inputs = parameters_of(name), dict[str, object]()
     tasks = load_tasks(recipe, data)
@@ -147,14 +147,15 @@ def load_tasks(recipe: StudyRecipe, data: str | Path | None) -> dict[str, Task]:
     """Load the tasks of a recipe with their rows, and return task name -> task.
 
     Files and presets are looked for in the folder `data`. None: files are relative to the current folder, and presets
-    come from the hub. If a task is subsampled with repeats, only the first repeat is returned. Raises the errors of
-    `load_task` (data, metrics) and `repeats` (subsamples).
+    come from the hub. If a task is subsampled with repeats, only the first repeat is returned. Raises DataError if data
+    cannot be read or does not fit its task; ConfigError if a limit or the size of a subsample is not allowed; and
+    UnknownNameError if a task lacks the metric that the recipe names.
     """
     return {name: repeats(body, load_task(name, body, data))[0] for name, body in recipe.tasks.items()}
 
 
 def load_texts(recipe: StudyRecipe, tasks: Mapping[str, Task], data: str | Path | None) -> list[Text]:
-    """Return the texts, or pairs of texts, that a recipe names, at most its `limit`; [] if it names none.
+    """Return the texts, or pairs of texts, that a recipe names, the first `limit` of them; [] if it names none.
 
     The texts are a list, a split of one of the recipe's `tasks` (from `load_tasks`), or a column of a file. The file's
     path is relative to the folder `data`; None: to the current folder. Raises DataError if the file cannot be read or

@@ -88,7 +88,7 @@ class CellInputs:
         name of the stack, the training options, the seeds, and `study_options` (options of this study alone). Training
         options are not checked if there are no tasks, except `max_length`. Raises LaminaError if an option or a seed is
         not allowed, the model cannot be loaded, the stack does not exist or has no module per block, or the processor
-        or `max_length` suits none of the tasks. If it suits some tasks, only the cells of the others fail. `op` is the
+        or `max_length` suits none of the tasks. If they suit some tasks, only the cells of the others fail. `op` is the
         operation, for messages.
         """
         options = self.training if tasks else {"max_length": self.training["max_length"]}
@@ -127,7 +127,8 @@ def fresh_model(
 ) -> tuple[PreTrainedModel, Processor | None]:
     """Return a model that the caller may change, and its processor.
 
-    Raises the errors of `lamina.load` for a name or folder; for a model, StoreError as `own_processor` does.
+    Raises the errors of `lamina.load`, such as ModelNotFoundError, for a name or folder; for a model, StoreError as
+    `own_processor` does.
 
     Args:
         model: A name or folder, which is loaded; or a model, which is copied with all its weights.
@@ -168,7 +169,7 @@ def check_each_once(op: str, what: str, chosen: Collection[object]) -> None:
 def labelled_task(op: str, task: Task, *parts: str) -> Task:
     """Return a task without the rows of the splits `parts` that have no label.
 
-    Raises UnknownNameError if a split does not exist; DataError, about `op`, if no row of such a split has a label.
+    Raises UnknownNameError if a split does not exist; DataError, about `op`, if such a split has rows, but no label.
     """
     splits = dict(task.splits)
     for part in parts:
@@ -180,7 +181,7 @@ def labelled_task(op: str, task: Task, *parts: str) -> Task:
 
 
 def named_tasks(op: str, tasks: Mapping[str, Task] | Task | None) -> dict[str, Task]:
-    """Return task name -> task for a mapping, a single task or None; None becomes {}.
+    """Return task name -> task for a mapping, a single task (under its own name) or None, which becomes {}.
 
     If there are several tasks, those without a `missing_labels` are returned with "mask", as `fit` treats them when it
     trains them together. Raises UnknownNameError if a task has no "train" or no "validation" split; ConfigError, about
@@ -277,7 +278,7 @@ def run_cells(
 ) -> tuple[DataFrame, list[Failure]]:
     """Run a study's cells (independent pieces of work, such as training runs), and return their rows as one table.
 
-    A cell that raises an error is recorded as a failure, and the other cells continue.
+    A cell that raises an error is recorded as a failure, and the others continue; under `torchrun` the error is raised.
 
     Args:
         cells: The cells, each with a different key. `cell.work()` returns a list of rows: mappings from column to a
@@ -290,11 +291,12 @@ def run_cells(
             that failed before are run again. False: all cells are run, and replace their older files. Files of other
             cells stay in the folder.
         progress: Show a bar with the number of finished cells and the remaining time.
-        ray: Run the cells as tasks of Ray, as in `lamina.cells.run_cells`. None: in this process, one by one.
+        ray: Run the cells as tasks of Ray: "local" (on this machine), "auto" (the cluster that runs on this machine),
+            or the address of a cluster. None: in this process, one by one.
 
     Returns:
-        The table, in the order of the cells, with the columns of the keys first; and the failed cells in the same
-        order.
+        The table (empty if all cells failed), in the order of the cells, with the columns of the keys first; and the
+        failed cells in the same order.
 
     Raises:
         ConfigError: If two cells have the same key; if `resume` is set without `output`, or for finished cells that

@@ -203,14 +203,14 @@ class RankCorrelation(NamedTuple):
     score: float
 
     def sentence(self, claim: str, positive: str, negative: str, counted: str) -> str:
-        """Return a sentence that says whether a claim about the correlation holds, or that this cannot be said.
+        """Return a sentence about a claim, with the facts in brackets. It begins in lower case, to follow "name: ".
 
-        It cannot be said without a correlation (NaN), or if the p value is above 0.05.
+        If there is no correlation (NaN) or p is above 0.05, it says that the claim cannot be said or concluded.
 
         Args:
             claim: The claim, as the end of "whether" or "that".
-            positive: The claim that a positive correlation supports.
-            negative: The claim that a negative correlation supports.
+            positive: The claim that a positive correlation supports; the sentence begins with it.
+            negative: The claim that a negative correlation supports; the sentence begins with it.
             counted: The things that are correlated, with their number, such as "7 layers".
         """
         if math.isnan(self.score):
@@ -226,7 +226,7 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> RankCor
 
     Correlation and p value are NaN for fewer than three pairs, or if all values of one sequence are equal. For fewer
     than nine pairs the p value is exact: the share of all orders of `second` whose correlation is at least as far from
-    0.
+    0. It is then NaN if a value is not finite.
     """
     from scipy.stats import spearmanr
 
@@ -255,7 +255,7 @@ def mean_and_interval(values: Sequence[float]) -> str:
     """Return the mean of one value per seed as text: "0.853 ± 0.012", with a 95 % t interval.
 
     With fewer than three seeds, it is "0.853 (one seed)" or "0.853 (2 seeds, no interval)". Raises ConfigError if there
-    are no values.
+    are no values, or one of several is not finite.
     """
     summary = summarise(values)
     if summary.shown_interval is None:
@@ -297,9 +297,9 @@ def row_counts(
     """Return a metric's counts `[rows, counts]`, and the function from sums of them `[..., counts]` to scores `[...]`.
 
     A row is one example, or one text in word tagging tasks, where words without a label do not count. "spearman" uses
-    the ranks among all rows. Macro F1 is the mean over the classes that are predicted or true in any row; in sums over
-    some rows, a class that they lack has its F1 over all rows. Raises UnknownNameError or ConfigError as `row_metric`
-    does.
+    the ranks among all rows. Macro F1 is the mean over the classes that are predicted or true in any row. In sums over
+    some rows, a class that these rows lack counts with its F1 over all rows. Raises UnknownNameError or ConfigError as
+    `row_metric` does.
 
     Args:
         task: The task; its kind and problem type decide which metrics exist.
@@ -365,9 +365,8 @@ def _with_classes(
 ) -> Array:
     """Return `[rows, classes * classes + 2 * classes]`: confusion matrices by `count`, F1 per class, a mask of classes.
 
-    F1 and mask are those of all rows, the same in each row. The mask is 1 for the classes that are predicted or true in
-    any row. So the sums over some rows, such as a resample, still say over which classes macro F1 is the mean, and what
-    the F1 over all rows is of a class that these rows lack.
+    F1 and mask are those of all rows, repeated in each row. The mask is 1 for the classes that are predicted or true in
+    any row; macro F1 of a resample is the mean over them. A class that the resample lacks counts with its F1 here.
     """
     tables = count(predictions, truths, labels)
     total = tables.sum(0)
@@ -446,7 +445,7 @@ def _class_sizes(totals: Array) -> Array:
 
 
 def _macro_f1(totals: Array) -> Array:
-    """Return the mean F1 score `[...]` over the classes of the sample, from sums of what `_with_classes` returns."""
+    """Return the mean F1 score `[...]` over the classes in the mask, from sums of what `_with_classes` returns."""
     size = math.isqrt(totals.shape[-1])  # of classes, since classes ** 2 + 2 * classes < (classes + 1) ** 2
     tables, whole_f1, occurs = np.split(totals, [size**2, size**2 + size], axis=-1)
     f1 = np.where(_class_sizes(tables) > 0, _per_class_f1(tables), _ratio(whole_f1, occurs))
@@ -454,17 +453,17 @@ def _macro_f1(totals: Array) -> Array:
 
 
 def _f1_of_class(number: int, totals: Array) -> Array:
-    """Return the F1 score `[...]` of the class with this number, from summed, flattened confusion matrices.
+    """Return the F1 score `[...]` of the class `number`; 0 if the class is neither predicted nor true.
 
-    They are `[..., classes * classes]`. A class that is neither predicted nor true gets 0.
+    `totals` are summed, flattened confusion matrices `[..., classes * classes]`.
     """
     return _per_class_f1(totals)[..., number]
 
 
 def _mcc(totals: Array) -> Array:
-    """Return Matthews' correlation coefficient `[...]` from summed, flattened confusion matrices.
+    """Return Matthews' correlation coefficient `[...]`; 0 if all predictions, or all true labels, are of one class.
 
-    They are `[..., classes * classes]`. The coefficient is 0 if all predictions, or all true labels, are of one class.
+    `totals` are summed, flattened confusion matrices `[..., classes * classes]`.
     """
     table = _matrix(totals.astype(float))
     true, predicted, total = table.sum(-1), table.sum(-2), table.sum((-1, -2))

@@ -53,10 +53,10 @@ class Figure:
             the numbers, if there is room.
         x_label: Column with the names along the horizontal axis, such as the token at a position. None: `x` itself.
         where: Column -> value that a row must have to be drawn; {}: all rows.
-        title: Title of the chart. "": its name.
+        title: Title of the chart. "": the chart's name in `Study.figures`.
         x_title: Title of the horizontal axis, with its unit. "": the name of the column.
         value_title: Title of the numbers, with their unit. "": the name of the column, or the measure of its scores.
-        note: One sentence that says what to look for.
+        note: One sentence that says what to look for. "": none.
     """
 
     kind: Literal["line", "heat", "bar", "scatter"]
@@ -81,7 +81,7 @@ class Pivot:
 
     Attributes:
         index: Columns that name the printed rows. Table rows that have no value in one of them are left out.
-        columns: Columns whose values become the printed columns.
+        columns: Columns whose values become the printed columns. The values of several are joined by a space.
         where: Column -> value that a table row must have; {}: all rows.
         value: Column with the numbers. Numbers that share a printed cell, for example from several seeds, are averaged.
     """
@@ -114,7 +114,7 @@ class _StudyFacts(SavedFacts):
 
 
 def _undefined(table: DataFrame) -> str | None:
-    """Return two sentences: how many scores of a study's table are NaN or infinite, and what they would need.
+    """Return two sentences: how many scores of a table are NaN or infinite, by measure, and what finite ones need.
 
     None if all are finite, or the table has no column "score" of floats.
     """
@@ -143,7 +143,7 @@ class Study:
         table: One row per measured number, in the column "score"; the other columns say what was measured. Rows that
             show examples also have the columns "text", "true" and "predicted".
         settings: All options as they were used, "versions" of the libraries, and under "models" the name, class and
-            fingerprints of each model. JSON-ready.
+            fingerprints of each model. Stored as a copy that went through JSON.
         figures: Chart name -> how it is drawn; `rows` returns the table rows that it shows.
         conclusions: What may be concluded, one sentence each, the most important first. If scores are NaN or infinite,
             the last sentence says how many there are and which measures they belong to.
@@ -239,7 +239,8 @@ class Study:
         """Return the study that `save` wrote to a folder.
 
         Raises:
-            StoreError: If the folder holds no study, the study is damaged, or another format of lamina wrote it.
+            StoreError: If the folder holds no study, the study is damaged, or another format of lamina wrote it; or if
+                other processes replace its files again and again.
             UnknownNameError: If `lamina_study.json` has an unknown key.
         """
         folder = Path(folder)
@@ -258,7 +259,10 @@ def rows_where(table: DataFrame, where: Mapping[str, JSON]) -> DataFrame:
 
 
 def scores_by_seed(table: DataFrame, where: Mapping[str, JSON]) -> dict[int, float]:
-    """Return seed -> score, for the table rows that have a seed and the values in `where` (column -> value)."""
+    """Return seed -> score, for the table rows that have a seed and the values in `where` (column -> value).
+
+    If a seed has several rows, the last one counts. Raises KeyError if the table lacks a column.
+    """
     rows = rows_where(table, where).dropna(subset=["seed"])
     return {int(seed): float(score) for seed, score in zip(rows["seed"], rows["score"], strict=True)}
 
@@ -266,7 +270,7 @@ def scores_by_seed(table: DataFrame, where: Mapping[str, JSON]) -> dict[int, flo
 def _load(folder: Path) -> Study:
     """Return the study saved in a folder.
 
-    Raises StoreError if a file is missing or damaged, or the table does not belong to the study's JSON file;
+    Raises StoreError if a file is missing or damaged, or the table does not belong to the study's JSON file. Raises
     UnknownNameError if the JSON file has an unknown key.
     """
     import pandas as pd
@@ -289,7 +293,7 @@ _LIBRARIES = ("lamina", "torch", "transformers", "numpy", "scipy", "pandas")
 
 
 def library_versions() -> dict[str, str]:
-    """Return the versions of the libraries that a study's numbers depend on; "unknown" if one is not installed."""
+    """Return name -> version of the libraries that a study's numbers depend on; "unknown" if one is not installed."""
     return {name: _version(name) for name in _LIBRARIES}
 
 
@@ -303,9 +307,9 @@ def study_settings(models: Mapping[str, PreTrainedModel], **options: JSON) -> di
 
 
 def model_facts(model: PreTrainedModel) -> dict[str, JSON]:
-    """Return what a study records about a model: name, class, family, dtype and stacks' fingerprints. JSON-ready.
+    """Return what a study records about a model: "name", "class", "family", "dtype" and "fingerprints"; JSON-ready.
 
-    A fingerprint is a hash of the stack's weights, which shows whether two studies read the same model. The name is
+    The fingerprints are stack -> hash of its weights, and show whether two studies read the same model. The name is
     None for a model that was not loaded. Raises UnsupportedModelError if the model's layers cannot be found, and
     ConfigError if it has no weights (the meta device).
     """

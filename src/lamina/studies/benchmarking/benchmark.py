@@ -96,8 +96,8 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
     """Compare readers with rival methods on public binary probing sets, and say what holds over all sets.
 
     The work is divided into cells, which run and are saved one by one: one per set, or in the settings "scarce" and
-    "imbalance" one per set and point. The model reads every text of a set once, for all its points. A set that is
-    missing, damaged or too small is listed among the failures.
+    "imbalance" one per set and point. The model reads every text of a set once, for all its points. Cells of a set that
+    is missing, damaged or too small have no rows; `settings["failures"]` lists them.
 
     Methods without seeds follow sae-probes 0.4.2, with its grids and folds. "embedding", "pca", "knn" and "xgboost"
     read the mean of the last layer's states over the tokens. "best_layer" reads the layer that is best on held-out
@@ -122,7 +122,7 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
         max_length: Maximum tokens per text; less if the model allows less.
         output: Folder for the study, `summary.md` (tables and conclusions) and each finished cell. None: nothing is
             written.
-        resume: Skip the cells that are finished in `output`.
+        resume: Do not repeat cells that are already finished in `output`.
         progress: Show a progress bar.
 
     Returns:
@@ -149,7 +149,12 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
     """
     check_known(_OP, [setting], SETTINGS, "setting")
     check_known(_OP, methods, METHODS, "method")
-    _check_choices(methods, seeds, scored, max_length)
+    check_each_once(_OP, "methods", methods)
+    check_each_once(_OP, "seeds", seeds)
+    check_range(_OP, "scored", scored, 2)
+    check_range(_OP, "max_length", max_length, 1)
+    if "xgboost" in methods:
+        require_packages(_OP, "probes", "xgboost")
     folder = find_data(data)
     chosen = chosen_sets(folder, setting, sets)
     used_points = _points(setting, points)
@@ -180,16 +185,6 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
         study.save(place)
         write_text(place / SUMMARY, markdown_summary(study))
     return study
-
-
-def _check_choices(methods: Sequence[str], seeds: Sequence[int], scored: int | None, max_length: int) -> None:
-    """Raise ConfigError for a wrong argument of `benchmark`, MissingExtraError if "xgboost" is chosen but missing."""
-    check_each_once(_OP, "methods", methods)
-    check_each_once(_OP, "seeds", seeds)
-    check_range(_OP, "scored", scored, 2)
-    check_range(_OP, "max_length", max_length, 1)
-    if "xgboost" in methods:
-        require_packages(_OP, "probes", "xgboost")
 
 
 def _points(setting: Setting, points: Sequence[float] | None) -> Sequence[float | None]:
@@ -236,7 +231,10 @@ def _check_disk(stack: LayerStack, settings: CellSettings, points: int) -> None:
 
 
 def benchmark_study(rows: Frame, settings: Mapping[str, JSON]) -> Study:
-    """Return the study: the cells' table `rows`, and the comparison of methods over all data sets."""
+    """Return the study: the cells' table `rows`, and for each point the comparison of methods over all data sets.
+
+    A conclusion about a point (see `_points`) begins with that point.
+    """
     scored = rows.assign(measure="score")
     more: list[Row] = []
     told: list[str] = []
@@ -275,7 +273,7 @@ def _over_sets(part: Frame) -> _Summary:
 
     `part` holds the table rows of that point. "default", or the best method if "default" did not run, is compared with
     each other method. With one method there are only "mean" and "rank" rows. With fewer than six sets, a sentence says
-    that they allow no conclusion about others.
+    that they allow no conclusion about other sets.
     """
     scores = _scores(part)
     sets = next(iter(scores.values())).shape[1]
@@ -310,11 +308,11 @@ def _scores(part: Frame) -> dict[str, np.ndarray]:
 
 
 def _figures(distance: float | None, *, several: bool) -> dict[str, Figure]:
-    """Return chart name -> chart. `distance` is the smallest significant difference of mean ranks, for a note, or None.
+    """Return chart name -> chart. `distance` is the smallest significant difference of mean ranks; None: not known.
 
-    Without points: bars of each method's mean score and mean rank over the data sets, and scatter charts of the mean
-    score against time and size. If there are `several` points (numbers of training rows, or shares of the positive
-    class): curves of the mean score and the mean rank, with the points on the horizontal axis.
+    Without points (see `_points`): bars of each method's mean score and mean rank over the data sets, and scatter
+    charts of the mean score against time and size. If there are `several` points: curves of the mean score and the mean
+    rank, with the points on the horizontal axis.
     """
     mean, title = {"measure": "mean"}, "Mean AUC over the sets"
     if several:

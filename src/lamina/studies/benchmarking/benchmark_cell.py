@@ -75,7 +75,7 @@ USUAL = tuple(name for name in METHODS if name != "xgboost")
 @final
 @dataclass(frozen=True)
 class CellSettings:
-    """The settings that all cells of a benchmark share. A cell runs all methods on one portion of one data set.
+    """The settings that all cells of a benchmark share. A cell runs all methods on rows drawn from one data set.
 
     Attributes:
         setting: "normal", "scarce", "imbalance" or "shift".
@@ -85,8 +85,8 @@ class CellSettings:
         unique: Whether each text counts once; see `ProbingSet.without_repeats`.
         max_length: Maximum tokens per text.
         draw: Seed of the choice of rows.
-        readers: Further methods: name -> function from a task and a seed to the reader's config. Not compared with
-            the settings of a saved cell.
+        readers: Further methods: name -> function from a task and a seed to the reader's config. They replace methods
+            of the same name, and are not compared with the settings of a saved cell.
         training: Options of `lamina.fit` that replace those of `LaminaClassifier`. Not compared either.
     """
 
@@ -212,9 +212,9 @@ def cell_rows(
 
     Returns:
         A row per method and seed: "method", "seed" (None without one), "metric" and "score" (AUC on the scored rows).
-        "trained" and "rows": numbers of training rows and scored rows. "seconds": of training, without the model's
+        "trained" and "rows": numbers of training rows and scored rows. "seconds": time of training, without the model's
         passes and the averaging of states over tokens. "bytes": size of the parameters. "chosen": the layer, only for
-        "best_layer". "pass_seconds": of the model; if points share states, for all texts of the set.
+        "best_layer". "pass_seconds": time of the model's passes; if points share states, for all texts of the set.
     """
     drawn = cell_portion(folder, name, point, settings)
     rows: list[Row] = []
@@ -229,7 +229,7 @@ def cell_rows(
 
 
 class States:
-    """The hidden states of a portion's rows, and the methods that read them. The model runs when an instance is made.
+    """The hidden states of the drawn rows, and the methods that read them. The model runs when an instance is made.
 
     Args:
         model: The model. It is frozen and put in eval mode; the caller undoes that.
@@ -310,10 +310,10 @@ class States:
         return group
 
     def train(self, method: str, make: ReaderOf) -> list[Row]:
-        """Train one reader per seed of a method, all at the same time, and return a table row for each.
+        """Train one reader per seed of a method, all at the same time, and return a table row with the AUC of each.
 
         `make` returns the config of the reader for a task and a seed. The column "seconds" is the time of all, divided
-        by their number.
+        by their number. The scored rows are those of the split "test".
         """
         readers = {f"seed-{seed}": make(self._task, seed) for seed in self._settings.seeds}
         bank = self._new_bank(readers)
@@ -339,7 +339,10 @@ class States:
         ]
 
     def fit(self, method: str) -> Row:
-        """Fit a method that uses fixed features, and return its table row; UnknownNameError for an unknown method."""
+        """Fit a method that uses fixed features, and return its table row, with the AUC on the split "test".
+
+        Raises UnknownNameError for an unknown method, and MissingExtraError if XGBoost is needed but not installed.
+        """
         check_known(_OP, [method], METHODS, "method")
         if method not in _WITHOUT_STATES:
             _ = self.means  # computed once for all methods, so that the first does not pay for the others

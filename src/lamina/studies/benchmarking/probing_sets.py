@@ -51,7 +51,7 @@ class ProbingSet:
     labels: Rows
 
     def without_repeats(self) -> ProbingSet:
-        """Return the data set with each text once; texts that occur with both classes are left out."""
+        """Return the data set with each text once, in order; texts that occur with both classes are left out."""
         classes: dict[str, set[int]] = {}
         for text, label in zip(self.texts, self.labels.tolist(), strict=True):
             classes.setdefault(text, set()).add(label)
@@ -103,8 +103,9 @@ def set_names(folder: Path, setting: Setting = "normal") -> tuple[str, ...]:
 def read_set(folder: Path, name: str, *, shifted: bool = False) -> ProbingSet:
     """Return the data set `name`; with `shifted`, its version with texts of another kind.
 
-    `folder` is the folder of the data files. Raises DataError if the set's file is missing or damaged or does not have
-    two classes, or if the two versions share no class name.
+    `folder` is the folder of the data files. Rows without a text or class are left out. The class whose name sorts
+    last is 1; in the shifted version, a class with the same name in both versions keeps its number. Raises DataError if
+    a file is missing or damaged, the version does not have two classes, or the two versions share no class name.
     """
     path = _shifted_file(folder, name) if shifted else folder / _SETS / f"{name}.csv.zst"
     table = _read(path, ("prompt", "target")).dropna(subset=["prompt", "target"])
@@ -161,9 +162,10 @@ def portion(
     Args:
         data: The data set.
         rows: Number of training rows. None: as many as possible.
-        share: Share of the positive class. None: half. With a share, only as many rows are used as all `SHARES` allow.
+        share: Share of the positive class. None: half. With a share, only so many rows are used that each of `SHARES`
+            could be drawn.
         scored: Maximum number of scored rows. None: all that are left.
-        other: A data set whose rows are scored instead: all, or `scored` of them with the same share of each class.
+        other: A data set whose rows are scored instead: all, or `scored` of them with its shares of the classes.
         seed: Seed of the draw.
     """
     counts = np.bincount(data.labels, minlength=2)
@@ -248,7 +250,10 @@ def chosen_sets(folder: Path, setting: Setting, names: Sequence[str] | None) -> 
 
 
 def set_digest(folder: Path, name: str, setting: Setting) -> str:
-    """Return a digest of a data set's file, with the setting "shift" also of its shifted twin, if they exist."""
+    """Return a digest (16 hexadecimal digits) of a set's file and, with "shift", of its shifted version, if they exist.
+
+    `folder` is the folder of the data files.
+    """
     paths = folder / _SETS / f"{name}.csv.zst", _shifted_file(folder, name)
     used = [path.read_bytes() for path in paths[: 2 if setting == "shift" else 1] if path.is_file()]
     return sha256(b"".join(used)).hexdigest()[:16]

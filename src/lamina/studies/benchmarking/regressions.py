@@ -47,10 +47,10 @@ class Fitted(NamedTuple):
 def folds_of(classes: Classes, seed: int) -> Folds:
     """Return (training rows, held-out rows) of each fold, for choosing a method's setting. There may be no fold.
 
-    `classes` are those of the training rows. From 128 rows on, the last fifth of them, at most 100, is held out. With
-    fewer rows, there is no fold if all have one class, or if there are up to three. With up to 12, all pairs of
-    rows are held out in turn; with more, there are six stratified folds, drawn with `seed`. Pairs and folds whose
-    held-out rows lack a class are left out.
+    `classes` are those of the training rows. From 128 rows on, the last fifth of them, at most 100, is held out. Fewer
+    rows have no fold if all are of one class, or there are at most three. Of up to 12 rows, all pairs are held out in
+    turn; more have six stratified folds, drawn with `seed`. Pairs and folds whose held-out rows lack a class are left
+    out.
     """
     from sklearn.model_selection import LeavePOut, StratifiedKFold
 
@@ -138,9 +138,8 @@ def _regression(strength: float, seed: int) -> Any:  # noqa: ANN401 scikit-learn
 def fewer_columns(train: Matrix, test: Matrix) -> tuple[Matrix, Matrix]:
     """Return training and test features, rotated so that there are no more columns than training rows.
 
-    A regression with an L2 penalty has the same solution on the rotated features, because its weights lie in the span
-    of the training rows; L-BFGS also takes the same steps. The rotation saves time if there are several times more
-    features than rows. Features with no more columns than rows, and sparse ones, are returned as they are.
+    A regression with an L2 penalty has the same solution on the rotated features, which saves time. Features with no
+    more columns than rows, and sparse ones, are returned as they are.
     """
     rows, columns = train.shape
     if columns <= rows or not isinstance(train, np.ndarray):
@@ -150,10 +149,10 @@ def fewer_columns(train: Matrix, test: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def principal_components(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
-    """Fit a logistic regression on the first principal components, and score the test rows.
+    """Fit a logistic regression on the first principal components of standardised features, and score the test rows.
 
-    The number of components is the one that scores best on held-out rows; the largest if none are held out. Arguments
-    as in `logistic`.
+    The number of components, up to 100, is the one that scores best on held-out rows; the largest if none are held out.
+    Arguments as in `logistic`.
     """
     from sklearn.decomposition import PCA
 
@@ -172,10 +171,10 @@ def principal_components(train: Matrix, classes: Classes, test: Matrix, *, seed:
 
 
 def neighbours(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
-    """Score test rows by a vote of their nearest training rows.
+    """Score test rows by a vote of their nearest training rows, with standardised features.
 
-    The number of voters is the one that scores best on held-out rows; 1 if none are held out. Arguments as in
-    `logistic`.
+    The number of voters, up to 100, is the one that scores best on held-out rows; 1 if none are held out. Arguments as
+    in `logistic`.
     """
     from sklearn.neighbors import KNeighborsClassifier
 

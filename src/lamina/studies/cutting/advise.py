@@ -116,7 +116,8 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
         tolerance: How much of a task's score may be lost, in units of its metric; at least 0.
         seeds: Each seed decides the readers' initial weights, the tenth of the training rows, and the order of the
             rows. Fewer than three allow no conclusion.
-        epochs: Number of epochs of the readers. This and all other options are the same as in `removal`.
+        epochs: Number of epochs of the readers. Other options of training are as in `removal`; `stack`, `resume`,
+            `progress` and `ray` as in `reinit`.
         output: Folder for the finished cells, in its subfolders "layers" and "cut". For each task whose model is cut,
             the cut model is saved in "models", and a bank with the reader of the first seed in "readers". None: nothing
             is written.
@@ -273,9 +274,9 @@ def measure_speedup(
     """Return the time of a pass of the whole model divided by that of the cut model: the median over five pairs.
 
     A pass runs the model without its head on up to 32 validation rows of the task. A decoder beside an encoder reads as
-    many tokens as the labels have if the task is to generate text; else as many as the encoder, or one if that reads
-    audio. Raises ConfigError as `encode_rows` does. `max_length` is the maximum tokens per text; None: what the model
-    allows.
+    many tokens as the labels have if the task is to generate text. In other tasks it reads as many as the encoder, or
+    one if that reads no text. Raises ConfigError as `encode_rows` does. `max_length` is the maximum tokens per text;
+    None: what the model allows.
     """
     validation = task.split("validation")
     count = min(len(validation), _TIMED_ROWS)

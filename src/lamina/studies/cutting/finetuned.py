@@ -307,7 +307,8 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
         tasks: Task name -> task, with the splits "train" and "validation"; or a single task.
         processor: Tokenizer or image processor. None: the one saved with the model.
         counts: Values of n: the numbers of top blocks to re-initialise. "all": 0 to the depth.
-        fractions: Shares of the training rows to train on, each above 0 and at most 1; each seed draws other rows.
+        fractions: Shares of the training rows to train on, each above 0 and at most 1; each seed draws other rows. A
+            share that is named twice counts once.
         seeds: Each seed decides the new weights, the head (if the model is loaded), which rows are drawn, and their
             order.
         scope: Which weights of the blocks are re-initialised; see `lamina.reinit_`.
@@ -327,7 +328,7 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
         Cells that raised an error have no rows; the study's `settings["failures"]` lists them.
 
     Raises:
-        ConfigError: If an option is out of range, a list or `tasks` is empty, an entry of a list occurs twice, the
+        ConfigError: If an option is out of range, a list or `tasks` is empty, a count or seed occurs twice, the
             processor fits no task, the stack has no module per block, or all cells failed; if `resume` is set without
             `output`, or the cells in `output` were run with other settings or library versions.
         UnknownNameError: If the scope or the stack does not exist, or a task does not have both splits.

@@ -104,7 +104,10 @@ class LeastBlocks:
         }
 
     def sentence(self) -> str:
-        """Return a sentence that says which blocks were dropped, what score the model lost, and what it gained."""
+        """Return a sentence: which blocks were dropped, how the score changed, and how speed and size changed.
+
+        It has an interval from three values on.
+        """
         blocks = ", ".join(map(str, self.dropped))
         over = ", too few rows for an interval"
         if self.interval is not None and self.values >= INTERVAL_SEEDS:
@@ -136,10 +139,11 @@ def drop_least_(  # noqa: PLR0913 options of the command
 
     Blocks are chosen on training rows only. Scores are measured on the validation split. A warning is logged if fewer
     than 40 rows are scored, or blocks are chosen by "loss" or "readers" on fewer. Raises ConfigError if `count` is out
-    of range, the model cannot be edited, it needs a head for the task and has none, or there is no processor;
-    UnknownNameError if `by` or the stack is unknown, or the task lacks a split; UnsupportedModelError if the model's
-    layers cannot be found, or (unless `by` is "influence") a block cannot be skipped. With `heal_epochs`, the errors of
-    `finetune` are raised too. An error before the cut leaves the model whole; a later one, in scoring or healing, cut.
+    of range, the model cannot be edited, it needs a head for the task and has none, there is no processor, or
+    "influence" gets fewer than 4 training rows. Raises UnknownNameError if `by` or the stack is unknown, or the task
+    lacks a split; UnsupportedModelError if the model's layers cannot be found, or (unless `by` is "influence") a block
+    cannot be skipped. With `heal_epochs`, the errors of `finetune` are raised too. An error before the cut leaves
+    the model whole; a later one, in scoring or healing, leaves it cut.
 
     Args:
         model: A model. If it has a head for the task, the head is scored; otherwise linear readers of the last layer.
@@ -261,8 +265,8 @@ def _rows_of(task: Task, rows: Sequence[int]) -> Task:
 def _scores(subject: _Subject, desc: str) -> list[float]:
     """Return several scores of the model: of its own head, on each part of the validation split; or of linear readers.
 
-    The three readers, one per seed, are trained here, and scored on the whole split. `desc` is the text of the progress
-    bar.
+    Up to ten parts have at least 20 rows each; a smaller split is one part. The three readers, one per seed, are
+    trained here, and scored on the whole split. `desc` is the text of the progress bar.
     """
     task, bar = subject.task, {"show": subject.progress, "desc": desc}
     if not subject.own:
@@ -309,7 +313,8 @@ _Choice = tuple[dict[int, float], list[int]]
 def _by_influence(subject: _Subject, count: int) -> _Choice:
     """Choose the `count` blocks with the lowest block influence on up to 256 training rows.
 
-    Among equals, the highest block is chosen. Raises ConfigError for fewer than 4 rows.
+    Among equals, the highest block is chosen. Returns block -> influence, and the chosen blocks, ascending. Raises
+    ConfigError for fewer than 4 rows.
     """
     model, train = subject.model, subject.task.split("train")
     rows = range(min(len(train), _ROWS))
@@ -323,8 +328,8 @@ def _by_influence(subject: _Subject, count: int) -> _Choice:
 def _by_loss(subject: _Subject, count: int) -> _Choice:
     """Choose `count` blocks one by one: in each round, the block whose removal lowers the score least.
 
-    The model's own head is scored on a tenth of the training rows. Among equals, the highest block is chosen. The
-    returned costs (block -> fall of the score) are from the first round.
+    The model's own head is scored on a tenth of the training rows. Among equals, the highest block is chosen. Returns
+    block -> fall of the score in the first round, and the chosen blocks, ascending.
     """
     held_out = _held_out(subject.task)
     costs: dict[int, float] = {}
@@ -341,7 +346,7 @@ def _by_readers(subject: _Subject, count: int) -> _Choice:
     """Choose the `count` blocks whose removal, one at a time, lowers the score of a linear reader least.
 
     The score is measured on a tenth of the training rows. The reader is trained on the whole model, on the other rows.
-    Among equals, the highest block is chosen.
+    Among equals, the highest block is chosen. Returns block -> fall of the score, and the chosen blocks, ascending.
     """
     held_out = _held_out(subject.task)
     with _reader(subject, held_out, _SEEDS[0]) as score:
@@ -430,9 +435,9 @@ class EditPlan(Strict):
     ) -> list[LeastBlocks]:
         """Apply the edits to a model, in place; return one report per edit `drop_least`: what the model lost by it.
 
-        `drop_least` alone uses the other arguments: the processor, the folder `data` of the task's data (None: as in
-        `load_task`), and whether to show progress bars. Raises LaminaError if an edit cannot be applied. Earlier edits
-        then stay applied.
+        `drop_least` alone uses the other arguments: the processor, the folder `data` of the task's data (None: the
+        current folder for files, the hub for presets), and whether to show progress bars. Raises LaminaError if an edit
+        cannot be applied. Earlier edits then stay applied.
         """
         task: Task | None = None
         reports: list[LeastBlocks] = []

@@ -123,7 +123,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
         prompts: Texts to continue. None or empty: the first 8 tokens of each of the first 32 of `texts`, without pairs.
         new_tokens: Maximum number of tokens to generate. 0: nothing is generated.
         processor: Tokenizer or image processor. None: the one saved with the model.
-        runs: Values of n: lengths of the ranges, in blocks.
+        runs: Values of n: lengths of the ranges, in blocks. A length that is named twice counts once.
         seeds: Each seed decides the readers' initial weights and the order of the rows.
         epochs: Number of epochs of the readers.
         batch_size: Rows per training step; scores do not depend on how rows are batched.
@@ -132,10 +132,11 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
         stack: Name of the stack. This and all further options are the same as in `reinit`.
 
     Returns:
-        A study with the columns "task", "seed", "layer" (the first removed block; 0: none), "blocks" (number of removed
-        blocks), "measure", "proxy", "predicted", "n" (number of ranges that a correlation is computed from), "p" and
-        "score". If text was generated there is also a column "text": the first prompt and its continuation.
-        Cells that raised an error have no rows; the study's `settings["failures"]` lists them.
+        A study with the columns "task" ("language model" for perplexity, "generation" for generated text), "seed",
+        "layer" (the first removed block; 0: none), "blocks" (number of removed blocks), "measure", "proxy",
+        "predicted", "n" (number of ranges that a correlation is computed from), "p" and "score". If text was generated
+        there is also a column "text": the first prompt and its continuation. Cells that raised an error have no rows;
+        the study's `settings["failures"]` lists them.
 
     Raises:
         ConfigError: If there is no task, text or prompt, `runs` (or, with tasks, `seeds`) is empty, a length in `runs`
@@ -191,8 +192,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
 class _CellModel:
     """The model of one cell of the study, and measurements on it. It is copied or loaded when an instance is made.
 
-    `inputs` is shared by all cells of the study, and `block_ranges` are removed one at a time, from the blocks of the
-    attribute `stack`.
+    `inputs` is shared by all cells of the study. `block_ranges` are removed from the blocks of `stack`, one at a time.
     """
 
     def __init__(self, inputs: CellInputs, block_ranges: Sequence[BlockRange]) -> None:
@@ -216,7 +216,7 @@ class _CellModel:
     def proxies(self, inputs: Inputs, count: int) -> list[Row]:
         """Return table rows: block influence and CKA distance of each range of blocks, on the first rows of `inputs`.
 
-        `count` is the number of these rows. Raises the errors of `similarity`.
+        `count` is the number of these rows. Raises the errors of `similarity`, such as ConfigError for fewer than 4.
         """
         batches = unlabelled_batches(inputs, count)
         read = partial(similarity, self.model, batches=batches, stack=self.stack.name)
@@ -255,8 +255,8 @@ class _CellModel:
 def _score_readers(new_model: Callable[[], _CellModel], task: Task, seeds: list[int]) -> list[Row]:
     """Train one linear reader per seed on the whole model, and score the readers without each range of blocks.
 
-    Each reader is trained on its own, because each seed has its own order of the rows; all readers are scored in the
-    same passes. Returns one table row per seed and range, and one per seed for the whole model.
+    `new_model` makes the cell's model. Each reader is trained alone, in its own order of the rows; all are scored in
+    the same passes. Returns a table row per seed and range, and one per seed for the whole model.
     """
     cell = new_model()
     bank = ReaderBank(cell.model, cell.processor)
@@ -277,7 +277,8 @@ def _score_readers(new_model: Callable[[], _CellModel], task: Task, seeds: list[
 def _task_proxies(new_model: Callable[[], _CellModel], task: Task) -> list[Row]:
     """Return table rows of all proxies: cheap predictions of what removing each range of blocks costs a task.
 
-    They are measured on up to 512 validation rows; "nu", if each row has one class, on all training rows.
+    They are measured on up to 512 validation rows; "nu", if each row has one class, on all training rows. `new_model`
+    makes the cell's model.
     """
     cell, validation = new_model(), task.split("validation")
     sample = validation.select_rows(range(min(len(validation), _PROXY_ROWS)))
@@ -289,7 +290,8 @@ def _task_proxies(new_model: Callable[[], _CellModel], task: Task) -> list[Row]:
 def _measure_perplexity(new_model: Callable[[], _CellModel], texts: list[Text]) -> list[Row]:
     """Measure the perplexity of the whole model on texts, and without each range of blocks; and the proxies on them.
 
-    Returns table rows; [] if the model has no output over a vocabulary. Raises the errors of `lens` and `similarity`.
+    `new_model` makes the cell's model. Returns table rows; [] if the model has no output over a vocabulary. Raises the
+    errors of `lens` and `similarity`, such as ConfigError for fewer than 4 texts.
     """
     cell = new_model()
     max_length = cell.training["max_length"]
@@ -309,11 +311,12 @@ def _measure_generation(
 ) -> list[Row]:
     """Compare the text generated without each range of blocks with the text that the whole model generates.
 
-    Up to `new_tokens` tokens are generated. Without `prompts`, the first 8 tokens of up to 32 of `texts` are continued.
-    Proxies are measured on `texts`, or on the prompts if there are no texts. Returns table rows of measure
-    "same_tokens", whose column "text" has the first prompt and its continuation, and rows of the proxies; [] if the
-    model does not generate text, is not causal, or there is no prompt. Raises DataError if no prompt has a token, and
-    ConfigError if a prompt with `new_tokens` more tokens is longer than what the model allows.
+    `new_model` makes the cell's model. Up to `new_tokens` tokens are generated. Without `prompts`, the first 8 tokens
+    of up to 32 of `texts`, without pairs, are continued. Proxies are measured on `texts`, or on the prompts if there
+    are no texts. Returns table rows of measure "same_tokens", whose column "text" has the first prompt and its
+    continuation, and rows of the proxies; [] if the model does not generate text, is not causal, or there is no prompt.
+    Raises DataError if no prompt has a token, and ConfigError if a prompt with `new_tokens` more tokens is longer than
+    what the model allows.
     """
     cell = new_model()
     model = cell.model

@@ -35,8 +35,8 @@ PORTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 
 def control_task(task: Task, parts: Sequence[str], seed: int) -> Task:
     """Return the task with the same examples and random labels: one label per distinct word, or per distinct text.
 
-    Each image or audio clip has its own. Labels are drawn from the labels of the "train" split, so that each class
-    stays about as frequent as it was. Raises UnknownNameError if a split does not exist.
+    Each image or audio clip has a label of its own. Labels are drawn from those of the "train" split, so that each
+    class stays about as frequent as it was. Raises UnknownNameError if a split does not exist.
 
     Args:
         task: A task with labels.
@@ -44,8 +44,7 @@ def control_task(task: Task, parts: Sequence[str], seed: int) -> Task:
         seed: Seed of the labels; together with the word or text it decides the label.
 
     Source:
-        Hewitt and Liang 2019, arXiv:1909.03368, section 2: random labels per word type. In sequence tasks the type is
-        the whole text.
+        Hewitt and Liang 2019, arXiv:1909.03368, section 2: random labels per word type.
     """
     tags = task.kind.tags_words
     truths = list(task.split("train").labels)
@@ -250,9 +249,10 @@ def _fit_and_predict(
 def text_features(name: str, train: TextColumns, test: TextColumns, *, tags: bool) -> tuple[Features, Features]:
     """Return the features of a baseline, `[rows, features]`, for the rows in `train` and for those in `test`.
 
-    `name` is a baseline's, any but "majority". The features of all columns stand side by side. Vectorizers are
-    fitted on the training rows only; if no training text has a word, there is one column of zeros. With `tags`, each
-    row is a word: "bag_of_words" does not split it, and "tfidf" reads its letters.
+    `name` is a baseline's, any but "majority". The features of all columns stand side by side. Vectorizers are fitted
+    on the training rows only, and so are mean and scale, by which "length" is standardised. If no training text has a
+    word, there is one column of zeros. With `tags`, each row is a word: "bag_of_words" does not split it, and "tfidf"
+    reads its letters.
     """
     from scipy.sparse import csr_matrix, hstack
     from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer

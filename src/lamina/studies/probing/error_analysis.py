@@ -78,8 +78,8 @@ def errors(  # noqa: PLR0913 the options of a public entry point
     Returns:
         A study with the columns "task", "layer", "measure", "metric", "rows" and "score", and further columns for some
         measures.
-        "error": a wrong answer, the most confident first, with "row" (from 0), "text", "true" and "predicted". Its
-        score is the confidence, or the absolute error if labels are numbers.
+        "error": a wrong answer, the most confident first, with "row" (from 0), "text", "true" and "predicted" (lists
+        as JSON text). Its score is the confidence, or the absolute error if labels are numbers.
         "agreement": how far the answers of a layer and of an "other_layer" agree: Cohen's kappa, or Pearson's
         correlation if labels are numbers.
         "by_length": the score on the rows of one bin of text lengths; "length" is the largest number of words in the
@@ -90,12 +90,14 @@ def errors(  # noqa: PLR0913 the options of a public entry point
     Raises:
         ConfigError: If there is no task, a task has neither classes nor numbers, an option is not valid, or there is
             no tokenizer or other processor.
-        DataError: If the training rows have fewer than two classes; multi-label tasks may.
+        DataError: If no row of a split has a label, or the training rows have fewer than two classes; multi-label tasks
+            may.
         UnknownNameError: If a probe, split or stack does not exist, or a task's metric cannot be computed from sums
             over rows.
         LayerIndexError: If a layer does not exist.
         StoreError: If the saved processor is damaged.
         UnsupportedModelError: If the model's layers cannot be found.
+        NotFiniteError: If the model or a probe outputs NaN or infinity.
 
     Source:
         Cohen 1960, "A Coefficient of Agreement for Nominal Scales".
@@ -216,9 +218,9 @@ class _ErrorAnalysis:
     def by_length(self) -> list[Row]:
         """Return table rows with the score of each layer on shorter and longer texts; [] if the task has no text.
 
-        The texts are sorted by their number of words into bins with about as many texts each. Each bin is scored by
-        itself: "spearman" ranks the texts of one bin. Raises UnknownNameError
-        if the task's metric cannot be computed from sums over rows.
+        The texts are sorted by their number of words into at most four bins with about as many texts each. Each bin is
+        scored by itself: "spearman" ranks the texts of one bin. Raises UnknownNameError if the task's metric cannot be
+        computed from sums over rows.
         """
         if not self._reads_text:
             return []

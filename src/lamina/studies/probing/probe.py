@@ -112,7 +112,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
         add_prefix_space: Put a space before every text, for byte-level tokenizers; see `lamina.fit`.
         cache: Whether to keep the hidden states so that later epochs need no pass of the model; see `lamina.fit`.
         output: Folder for the study and for each finished cell. None: nothing is written.
-        resume: Skip the cells (one task with one seed each) that are finished in `output`. Failed cells run again.
+        resume: Do not repeat cells (one task with one seed each) that are finished in `output`. Failed cells run again.
         progress: Show a progress bar.
         ray: Where to run the cells as Ray tasks; see `lamina.studies.runner.run_cells`. None: in this process.
 
@@ -126,7 +126,8 @@ def probe(  # noqa: PLR0913 the options of a public entry point
         the study's `settings["failures"]` lists them.
 
     Raises:
-        DataError: If the training rows have fewer than two classes; multi-label tasks may.
+        DataError: If no row of a split has a label, or the training rows have fewer than two classes; multi-label tasks
+            may.
         ConfigError: If a task has neither classes nor numbers; if there is no task, probe, seed or site, or a seed or
             site is named twice; an option is out of range; or `sites` names "attention" or "ffn" but layer 0 is the
             only layer. Also if `resume` is set without `output`, the cells in `output` were run with other settings or

@@ -217,7 +217,7 @@ class ProbeLayerFusion(Fusion, config=ProbeLayer):
 class ProbeHead(HeadConfig):
     """The head of a probe: one linear map, for any kind of task with classes or numbers.
 
-    `kind` is the name of the kind of task; with `tags`, each token gets a label.
+    `kind` is the name of the kind of task; with `tags`, each token gets one of the `labels`.
     """
 
     labels: Sequence[str]
@@ -271,7 +271,7 @@ def probe_bank(
 class TrainedProbes:
     """Trains the probes of a bank when an instance is created, and then runs them over splits of tasks.
 
-    The probes keep the weights of their last epoch. Raises the errors of `lamina.fit`.
+    The probes keep the weights of their last epoch. Raises the errors of `lamina.fit`, such as NotFiniteError.
 
     Args:
         bank: Bank with one reader per probe.
@@ -308,7 +308,7 @@ class TrainedProbes:
 def _loaded(source: str) -> PreTrainedModel:
     """Load a model from a hub id or folder; the last one stays in memory, for the next cells of the same worker.
 
-    Raises the errors of `lamina.load`.
+    Raises the errors of `lamina.load`, such as ModelNotFoundError.
     """
     return load(source)[0]
 

@@ -171,7 +171,7 @@ def _conclusions(table: Frame) -> Iterator[str]:
 def _blocks_at(moved: Mapping[int, Summary], distance: float) -> tuple[str, str]:
     """Return the blocks that moved this far, as text, and the distance as text.
 
-    The distance of a single block has an interval if there are at least three seeds.
+    `moved` is block -> its distances, averaged. A single block's distance has an interval from three seeds on.
     """
     shown = f"{distance:.2g}"
     layers = [layer for layer, summary in moved.items() if f"{summary.mean:.2g}" == shown]
@@ -188,8 +188,9 @@ class _BlockWeights:
     Arguments besides `model` are those of `drift`.
 
     Attributes:
-        layers: Numbers of the chosen blocks.
-        maps: Layer -> role -> name of a weight -> the weight.
+        stack: The stack of the blocks.
+        layers: Numbers of the chosen blocks, ascending.
+        maps: Layer -> role -> name of a weight -> the weight, not a copy. A block may lack a role.
         roles: Names of the chosen roles.
         largest: Length of the longest shorter side of any matrix.
 
@@ -237,7 +238,7 @@ def _unsupported(model: PreTrainedModel, reason: str) -> UnsupportedModelError:
 def _loaded(checkpoint: Checkpoint) -> PreTrainedModel:
     """Return the model of a checkpoint: load a name or folder, or unwrap a model from `torch.compile` and the like.
 
-    Raises ConfigError if `checkpoint` is something else, and the errors of `lamina.load`.
+    Raises ConfigError if `checkpoint` is something else, and ModelNotFoundError or others as `lamina.load` does.
     """
     return load(checkpoint)[0] if isinstance(checkpoint, str | Path) else checked_model(checkpoint, _OP)
 

@@ -89,6 +89,7 @@ def importance(
         ConfigError: If `banks` holds something else than banks; if no reader has weights per layer; if a reader's
             weights depend on the token, and `texts` is None; if `texts` is empty or holds something else, or a bank has
             no tokenizer for them; or if `batch_size` or `max_length` is out of range.
+        StoreError: If the saved tokenizer is damaged.
     """
     named = dict(banks) if isinstance(banks, Mapping) else {"bank": banks}
     if others := [type(bank).__name__ for bank in named.values() if not isinstance(bank, ReaderBank)]:
@@ -124,8 +125,7 @@ def importance(
 def _conclusions(readers: Sequence[_ReaderShares]) -> Iterator[str]:
     """Yield one sentence per series of readers: the layer with the largest mean share, or that no layer stands out.
 
-    A series is the readers of a bank that differ only in their seed; their shares are averaged. Banks are kept apart,
-    because they may have been trained on different tasks.
+    A series is the readers of a bank that differ only in their seed; their shares are averaged.
     """
     several_runs = len({reader.run for reader in readers}) > 1
     series: dict[str, list[_ReaderShares]] = {}
@@ -203,8 +203,10 @@ def contributions(bank: ReaderBank, text: Text, *, readers: Sequence[str] | str 
 
     Raises:
         ConfigError: If a reader named in `readers`, or every reader, has another fusion; if there is no reader, or
-            `readers` is empty; if `text` is neither a text nor a pair; or if the bank has no tokenizer.
+            `readers` is empty; if `text` is neither a text nor a pair; or if the bank has no tokenizer, or its frozen
+            model has changed.
         UnknownNameError: If a reader does not exist.
+        StoreError: If the saved tokenizer is damaged.
     """
     names = [*bank.select(readers, "contributions")]
     if not names and readers is None:

@@ -55,13 +55,15 @@ class OutputHead:
         op: Name of the study, for error messages.
 
     Attributes:
+        model: The model.
+        stack: Its only stack.
         causal: Whether the logits of a token do not depend on the tokens after it.
         classes: Size of the vocabulary.
 
     Raises:
         ConfigError: If the model has no output over a vocabulary.
-        UnsupportedModelError: If the model has two stacks, has no module per block, or mixes tokens after its last
-            block.
+        UnsupportedModelError: If the model has two stacks, no module per block, or states of another shape than
+            `[batch, tokens, width]`, or mixes tokens after its last block.
     """
 
     def __init__(self, model: PreTrainedModel, *, op: str) -> None:
@@ -252,8 +254,8 @@ def lens(  # noqa: PLR0913 the options of a public entry point
     Raises:
         ConfigError: If the model has no language model head; if there is no text or no tokenizer, or a masked language
             model's tokenizer has no mask token; or if an option is not valid.
-        UnsupportedModelError: If the model has two stacks, has no module per block, or mixes tokens after its last
-            block.
+        UnsupportedModelError: If the model has two stacks, no module per block, or states of another shape than
+            `[batch, tokens, width]`, or mixes tokens after its last block.
         DataError: If no text has a token to predict.
         LayerIndexError: If a layer does not exist.
         StoreError: If the saved tokenizer is damaged.
@@ -389,7 +391,8 @@ def _predictions_to_make(
 def _scores(logits: Tensor, true: Tensor) -> Tensor:
     """Return the sum of each measure over predictions, `[measures]`, in the order of `_MEASURES`.
 
-    `logits` are `[rows, classes]`, one row per prediction, and `true` holds the id of the true token of each.
+    `logits` are `[rows, classes]`, one row per prediction, and `true` holds the id of the true token of each. The rank
+    is 1 plus the number of tokens with a higher probability.
     """
     chances = logits.float().log_softmax(-1)
     true_chance = chances.gather(1, true.unsqueeze(1))
@@ -420,8 +423,8 @@ def lens_tokens(
 
     Raises:
         ConfigError: If the model has no language model head, there is no tokenizer, or an option is not valid.
-        UnsupportedModelError: If the model has two stacks, has no module per block, or mixes tokens after its last
-            block.
+        UnsupportedModelError: If the model has two stacks, no module per block, or states of another shape than
+            `[batch, tokens, width]`, or mixes tokens after its last block.
         LayerIndexError: If a layer does not exist.
         StoreError: If the saved tokenizer is damaged.
 

@@ -170,8 +170,7 @@ class MinibatchCKA:
 
     Source:
         Nguyen, Raghu and Kornblith 2021, arXiv:2010.15327, eq. 2 and 3; the estimator is that of Song et al. 2012,
-        "Feature Selection via Dependence Maximization", written with the U-centred matrices of Szekely and Rizzo 2014,
-        which give the same number by one inner product.
+        "Feature Selection via Dependence Maximization", written with the U-centred matrices of Szekely and Rizzo 2014.
     """
 
     def __init__(self) -> None:

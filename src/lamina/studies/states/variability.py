@@ -76,7 +76,7 @@ def variability(  # noqa: PLR0913 the options of a public entry point
         "p"; it is negative if layers with a low nu have a high score.
 
     Raises:
-        DataError: If the rows have fewer than two classes.
+        DataError: If no row has a label, or the rows have fewer than two classes.
         ConfigError: If there is no task, a task does not have one class per row, `probed` is a study of another kind,
             an option is not valid, or there is no processor that fits a task.
         StoreError: If `probed` is a folder without a study, or that study or the saved processor is damaged.
@@ -286,10 +286,7 @@ class ClassScatter:
         self._squares += (shifted / self._counts[places].unsqueeze(1)).T @ shifted
 
     def nu(self) -> float:
-        """Return nu, `tr(S_w S_b^+) / C`; infinity if the means of all classes are equal.
-
-        The pseudo-inverse is computed from the singular vectors of the centred class means, without inverting a matrix.
-        """
+        """Return nu, `tr(S_w S_b^+) / C` (see `variability`); infinity if the means of all classes are equal."""
         classes = len(self._counts)
         means = self._sums / self._counts.unsqueeze(1)
         within = (self._squares - means.T @ means) / classes
