@@ -236,26 +236,26 @@ def _drawable(rows: Frame, figure: Figure, columns: dict[str, str], name: str) -
         problem = f"column '{figure.value}' of figure '{name}' holds values that are not numbers"
         raise DataError(f"report: {problem}; a figure draws numbers.", column=figure.value) from None
     finite = values.abs().lt(math.inf)
-    kept, remarks = rows.loc[finite], _omitted(~finite, "value", "that {are} not finite")
+    kept, remarks = rows.loc[finite], _omitted(~finite, "non-finite value")
     for part in ("x", "y", "colour", "facet"):
         if part in columns:
             column = kept[columns[part]]
             placed = column.notna() | (part == "x" and figure.kind == "line")
             if part == "x" and figure.kind in ("line", "scatter"):
                 placed &= ~column.isin([math.inf, -math.inf])
-            remarks += _omitted(~placed, "row", f"without a {'finite ' * (part == 'x')}{columns[part]}")
+            remarks += _omitted(~placed, "row", f" without a {'finite ' * (part == 'x')}{columns[part]}")
             kept = kept.loc[placed]
     return kept, remarks
 
 
-def _omitted(missing: Frame, noun: str, reason: str) -> list[str]:
+def _omitted(missing: Frame, noun: str, reason: str = "") -> list[str]:
     """Return a remark, in a list, that rows are left out ("2 rows without a task are left out"); [] if none are.
 
-    `missing` is True for each row that is left out. In the remark, `noun` names the counted things, and `reason`
-    follows; "{are}" in `reason` becomes "is" or "are".
+    `missing` is True for each row that is left out. `noun` ("row") and `reason` (" without a task") are parts of the
+    remark.
     """
-    count, are = int(missing.sum()), "is" if missing.sum() == 1 else "are"
-    return [f"{pluralize(count, noun)} {reason.format(are=are)} {are} left out"] if count else []
+    count = int(missing.sum())
+    return [f"{pluralize(count, noun)}{reason} {'is' if count == 1 else 'are'} left out"] if count else []
 
 
 def with_interval(rows: Frame, keys: Sequence[str], value: str) -> tuple[Frame, Frame]:

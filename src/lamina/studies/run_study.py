@@ -79,10 +79,10 @@ def run_study(
 ) -> Study:
     """Run one study of a recipe, and save it if `output` is given.
 
-    Raises UnknownNameError if the study does not exist. Raises ConfigError if the recipe lacks something that the study
-    needs, or `resume` or `ray` is given for a study without cells (independent pieces of work). Raises StoreError,
-    before anything runs, if the folder cannot be written, or has other files under the names of a study's files. Errors
-    of loading and of the study's function are raised as they are.
+    Raises UnknownNameError if the study does not exist; ConfigError if the recipe lacks something that the study needs,
+    or `resume` or `ray` is given for a study without cells (independent pieces of work); and StoreError, before
+    anything runs, if the folder cannot be written, or has other files under the names of a study's files. Errors of
+    loading and of the study's function are raised as they are.
 
     Args:
         name: Name of the study, such as "similarity".
@@ -216,10 +216,7 @@ def _load(names: JSON, what: Loads, data: str | Path | None) -> object:
 
 
 def _stands_for(annotation: object) -> Loads | None:
-    """Return what the name in a recipe stands for (model, bank or checkpoint), from its parameter's `annotation`.
-
-    None if the parameter takes a plain value.
-    """
+    """Return what the name in a recipe stands for, from its parameter's `annotation`; None: it is a plain value."""
     if isinstance(annotation, Loads):
         return annotation
     metadata = getattr(annotation, "__metadata__", ())

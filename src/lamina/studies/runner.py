@@ -125,7 +125,7 @@ def fresh_model(
     head: str | None = None,
     labels: Sequence[str] | None = None,
 ) -> tuple[PreTrainedModel, Processor | None]:
-    """Return a model that the caller may change, and its processor.
+    """Return a model that the caller may change, and its processor (None: none was given or saved with the model).
 
     Raises the errors of `lamina.load`, such as ModelNotFoundError, for a name or folder; for a model, StoreError as
     `own_processor` does.
@@ -135,9 +135,6 @@ def fresh_model(
         processor: The processor to return. None: the one that was saved with the model.
         head: For a name or folder: kind of task or class whose head the model gets. None: the class that was saved.
         labels: For a name or folder: class names of the head. None: those that its config names.
-
-    Returns:
-        The model and its processor. The processor is None if none was given, and none was saved with the model.
     """
     if isinstance(model, str | Path):
         loaded, saved_processor = load(model, head or saved_class(model), labels)
@@ -146,9 +143,9 @@ def fresh_model(
 
 
 def own_processor(model: PreTrainedModel, processor: Processor | None) -> Processor | None:
-    """Return `processor`. If it is None, return the processor that was saved with `model.name_or_path`.
+    """Return `processor`; if it is None, the one saved with `model.name_or_path`; None if there is neither.
 
-    None if there is neither. Raises StoreError if there are files of a processor that cannot be read.
+    Raises StoreError if there are files of a processor that cannot be read.
     """
     return load_processor(model.name_or_path, model) if processor is None and model.name_or_path else processor
 

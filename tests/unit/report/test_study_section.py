@@ -87,9 +87,9 @@ def test_layers_run_upwards_and_names_stay_in_their_order():
 def test_values_that_are_not_finite_are_left_out_and_counted():
     drawing = drawing_of(of(Figure("line", x="layer"), layer=[0, 1, 2], score=[float("inf"), None, 1.0]), "it")
     assert [row["x"] for row in drawing.rows] == [2]
-    assert "2 values that are not finite are left out" in drawing.remark
+    assert "2 non-finite values are left out" in drawing.remark
     drawing = drawing_of(of(Figure("line", x="layer"), layer=[0, 1], score=[float("inf"), 1.0], rows=[1, 1]), "it")
-    assert "1 value that is not finite is left out" in drawing.remark
+    assert "1 non-finite value is left out" in drawing.remark
     assert "n = 1 row;" in drawing.remark
 
 

@@ -194,7 +194,7 @@ def cell_rows(
     settings: CellSettings,
     kept: Path | SetStates | None = None,
 ) -> list[Row]:
-    """Run all methods on one portion of a data set, that is, on the rows drawn for training and for scoring.
+    """Run all methods on rows drawn from one data set for training and for scoring.
 
     The model reads each text once. All seeds of one method are trained at the same time. Raises DataError if the data
     set is missing, damaged or too small, UnknownNameError if a method does not exist, MissingExtraError if xgboost is

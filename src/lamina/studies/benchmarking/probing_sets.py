@@ -1,7 +1,7 @@
 """Find and read the public binary probing data sets of the package sae-probes, and draw rows from them.
 
-The data sets are those of Kantamneni et al. 2025, arXiv:2502.16681, "Are Sparse Autoencoders Useful?". Only the data
-files of the package are read; it is not imported, because it needs libraries that Lamina does not.
+The data sets are those of Kantamneni et al. 2025, arXiv:2502.16681, "Are Sparse Autoencoders Useful?". The package is
+not imported; only its data files are read.
 """
 
 from __future__ import annotations

@@ -48,9 +48,9 @@ def folds_of(classes: Classes, seed: int) -> Folds:
     """Return (training rows, held-out rows) of each fold, for choosing a method's setting. There may be no fold.
 
     `classes` are those of the training rows. From 128 rows on, the last fifth of them, at most 100, is held out. Fewer
-    rows have no fold if all are of one class, or there are at most three. Of up to 12 rows, all pairs are held out in
-    turn; more have six stratified folds, drawn with `seed`. Pairs and folds whose held-out rows lack a class are left
-    out.
+    rows have no fold if all are of one class, or there are at most three. With up to 12 rows, all pairs are held out in
+    turn; with more, there are six stratified folds, drawn with `seed`. Pairs and folds whose held-out rows lack a class
+    are left out.
     """
     from sklearn.model_selection import LeavePOut, StratifiedKFold
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -93,15 +94,8 @@ class LeastBlocks:
     bytes: tuple[int, int]
 
     def to_dict(self) -> dict[str, JSON]:
-        """Return the report as a JSON-ready dict: all attributes, and "sentence"."""
-        return {
-            **asdict(self),
-            "sentence": self.sentence(),
-            "dropped": list(self.dropped),
-            "costs": {str(layer): cost for layer, cost in self.costs.items()},
-            "parameters": list(self.parameters),
-            "bytes": list(self.bytes),
-        }
+        """Return the report as it comes back from JSON: all attributes, and "sentence"."""
+        return json.loads(json.dumps({**asdict(self), "sentence": self.sentence()}))
 
     def sentence(self) -> str:
         """Return a sentence: which blocks were dropped, how the score changed, and how speed and size changed.

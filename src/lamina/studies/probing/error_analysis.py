@@ -339,8 +339,7 @@ def without_span(task: Task, part: str, share: float, seed: int) -> Split:
 def _without_span(text: str | tuple[str, ...], share: float, seed: int, row: int) -> str | tuple[str, ...]:
     """Return a text, or both texts of a pair, without a span that holds the fraction `share` of its words.
 
-    At least one word stays. The words that stay are joined by single spaces. `seed` and the number `row` of the text
-    decide the place of the span.
+    At least one word stays. Single spaces join the words. `seed` and the text's number `row` decide the place.
     """
     if not isinstance(text, str):
         return tuple(str(_without_span(side, share, seed, row)) for side in text)

@@ -96,8 +96,7 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
 ) -> Study:
     """Compare all layers of a model with each other, or with the layers of another model or checkpoint.
 
-    Every batch runs through the model once, and no states are stored: memory grows with layers x layers and with the
-    vectors of one minibatch, not with the number of texts.
+    Every batch runs through the model once, and memory does not grow with the number of texts.
 
     Measures, one number per layer or pair of layers:
         - "cka": debiased linear CKA of two layers: 1 if they are equal up to rotation and scale, about 0 if they are

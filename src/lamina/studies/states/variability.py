@@ -53,7 +53,7 @@ def variability(  # noqa: PLR0913 the options of a public entry point
     `nu = tr(S_w S_b^+) / C`: S_w is the mean, over the C classes, of the population covariance of the class's vectors.
     S_b is the covariance of the class means, each counted once. The vector of a row is the mean of the states of its
     tokens, without special tokens. A low nu says that a layer is specialised for the task: its classes are tight and
-    far apart. All rows are read once, and no states are stored; memory grows with layers x width x width.
+    far apart. All rows are read once; memory grows with layers x width x width.
 
     Args:
         model: A transformers model of any supported family; it is not changed.
