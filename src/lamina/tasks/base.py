@@ -121,16 +121,14 @@ class ColumnSpec:
 
     Attributes:
         kind: The kind of task.
-        text: Column of the text, of the list of words, or of the image or audio file.
-        label: Column of the label, of the list of tags, or of the text to generate.
+        text: Column of the text, of the list of words, or of the image or audio file. "sentence": the user chose none.
+        label: Column of the label, of the list of tags, or of the text to generate. "label": the user chose none.
         text_pair: Column of the second text of a pair. None: single texts.
         labels: Class names in the order of their ids. None: those that the data declare, or that the train split has.
         problem_type: One of the kind's problem types. None: inferred from the labels.
-        missing_labels: What to do with rows without a label: "error" (raise DataError), "drop" (leave them out) or
-            "mask" (keep them, without loss and score). For tags also "ignore": as "error", but a row with a span that
-            is not in its text, or that tags cannot mark, is kept without labels. None: "mask" if the kind allows it and
-            another column looks like labels (see `stratify.label_columns`), otherwise "error".
-            `EvaluateOnly.MASK_NULLS`: only from `evaluate`.
+        missing_labels: What to do with rows without a label: "error", "drop", "mask" or None; see `labels.labelled`.
+            For tags also "ignore": as "error", but a row with a span that is not in its text, or that tags cannot mark,
+            is kept without labels. `EvaluateOnly.MASK_NULLS`: only from `evaluate`.
         by_row: For language modelling, whether each row is read alone. False: rows are joined and cut into blocks.
         stratify: Whether a validation split that is cut from the train split keeps the share of each class.
         separator: The sign between class names in one cell, for "multi_label". None: found from the column.

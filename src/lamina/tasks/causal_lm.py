@@ -93,10 +93,10 @@ class CausalLMKind(lm.LanguageModelingKind):
         """Return the texts, pairs of prompt and reply, or chats of every split. The columns decide which.
 
         With `spec.text_pair`, that column has the replies. Chats are lists of messages, by default in column
-        "messages". Other texts are read as `LanguageModelingKind.build` says. A row whose reply is missing or blank
-        counts as a row without a label. Raises DataError if a column is missing, a cell has another form, all replies
-        are missing, or some are and `spec.missing_labels` is not "drop"; ConfigError if the user passed labels. See
-        `Kind.build` for arguments and result.
+        "messages". Pairs and chats are always read row by row; other texts as `LanguageModelingKind.build` says. A row
+        whose reply is missing or blank counts as a row without a label. Raises DataError if a column is missing, a cell
+        has another form, all replies are missing, or some are and `spec.missing_labels` is not "drop"; ConfigError if
+        the user passed labels. See `Kind.build` for arguments and result.
         """
         if any("messages" in table.columns for table in tables.values()):
             spec = replace(spec, text=lab.usual_column(spec.text, self.usual_columns[0], "messages", tables))

@@ -74,10 +74,10 @@ def _to_chat(text: str, _row: int) -> Chat:
 
 
 def chats_of(table: Table, spec: ColumnSpec) -> Split:
-    """Return the chats in the column `spec.text` of a table. A missing or blank reply counts as a missing label.
+    """Return the chats in the column `spec.text` of a table.
 
-    Raises DataError if a cell is not a chat, if every reply is missing, or if one is and `spec.missing_labels` is not
-    "drop".
+    A chat whose replies are all blank, or that has none, has no label. Raises DataError if a cell is not a chat, no
+    chat has a label, or one has none and `spec.missing_labels` is not "drop".
     """
     column = spec.text
     for row, cell in zip(table.rows, table.column(column), strict=True):
@@ -106,7 +106,7 @@ def render(chat: Chat, processor: Processor, *, prompt: bool = False, op: str = 
         op: The operation, for error messages.
 
     Returns:
-        The text, and the replies' character spans.
+        The text, and the replies' character ranges (start, end).
     """
     tokenizer = tokenizer_of(processor)
     messages = list(chat.messages)

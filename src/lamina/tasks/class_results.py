@@ -349,7 +349,8 @@ class Comparison(TypedDict):
         always: The constant prediction, as text: the mean or the most frequent class, combination of labels or tag. If
             the task's first metric is "f1", it is the positive one of two classes, or the labels with the highest F1.
         baseline: Metric -> score of the constant prediction that is best by this metric.
-        interval: Metric -> ends of the 95 % interval of the reader's own score: a percentile bootstrap over rows.
+        interval: Metric -> ends of the 95 % interval of the reader's own score, from a percentile bootstrap over rows;
+            {} if no metric could be compared.
         verdict: None if the reader is better by the first metric in `interval`: the 95 % interval of the difference on
             the same rows lies above 0. Otherwise a phrase that says that it is not. It names the metric if that is not
             the task's first, or says that no metric could be compared. It also says if the mean absolute error is not

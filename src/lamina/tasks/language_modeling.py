@@ -99,7 +99,7 @@ def encode_running(split: Split, processor: Processor, options: EncodeOptions) -
 def best_tokens(logits: Float[Tensor, "... classes"]) -> Float[Tensor, "... best 2"]:
     """Return the five most probable tokens as `[..., 5, 2]`: pairs of id and probability, the most probable first.
 
-    If the vocabulary has fewer than five tokens, all of them are returned.
+    Both are floats. If the vocabulary has fewer than five tokens, all of them are returned.
     """
     probabilities, ids = logits.float().softmax(-1).topk(min(CANDIDATES, logits.shape[-1]))
     return torch.stack([ids.to(probabilities.dtype), probabilities], dim=-1)
@@ -140,7 +140,7 @@ class TokenSums(Results[Tensor, None]):
             labels: Token ids `[batch, tokens]`; -100 if a token has no label.
 
         Raises:
-            ConfigError: If there are no labels.
+            ConfigError: If `labels` is None.
         """
         if labels is None:
             raise ConfigError(f"metrics: no labels for {len(rows)} rows; tokens cannot be scored without labels.")

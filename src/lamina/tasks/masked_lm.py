@@ -185,8 +185,5 @@ class _FilledMasks(Results[Tensor, list[MaskAnswer]]):
         return next((text for text, best in zip(texts, self._best, strict=True) if lm.has_nan(best)), None)
 
     def predictions(self) -> list[list[MaskAnswer]]:
-        best = iter(self._best)
-        return [[self._to_prediction(span, next(best)) for span in masks] for masks in self._masks]
-
-    def _to_prediction(self, mask: tuple[int, int], best: Sequence[Sequence[float]]) -> MaskAnswer:
-        return {"start": mask[0], "end": mask[1], "candidates": lm.candidates(best, self._processor)}
+        filled = (lm.candidates(best, self._processor) for best in self._best)
+        return [[MaskAnswer(start=i, end=j, candidates=next(filled)) for i, j in masks] for masks in self._masks]

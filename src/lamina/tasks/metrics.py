@@ -302,8 +302,8 @@ def score_texts(metrics: Sequence[str], predictions: Sequence[str], references: 
 def class_table(predictions: Tensor, targets: Tensor, labels: Sequence[str]) -> list[ClassRow]:
     """Return one row of scores per class, followed by the averages that scikit-learn and seqeval print.
 
-    The averages are "micro avg" (all classes pooled), "macro avg" (the mean over the classes that occur) and "weighted
-    avg" (the mean weighted by the number of true rows).
+    The averages are "micro avg" (all classes pooled), "macro avg" (the mean over the classes that are true or predicted
+    for a row) and "weighted avg" (the mean weighted by the number of true rows).
 
     Args:
         predictions: Predicted class ids `[rows]`, or 0 and 1 `[rows, classes]`.

@@ -90,12 +90,11 @@ def _form(cell: object, labels: Sequence[str]) -> str:
 def _refuse_ambiguous(table: Table, column: str | int) -> None:
     """Raise DataError if labels of a column may be numbers with signs, such as "1,5", or several names in one text.
 
-    One "1,5" is enough, even beside names; numbers with other signs count only if all labels are numbers. If there are
-    only amounts such as "25%" or "$10", and at most 20 of them, they are classes, and a warning is logged.
+    One "1,5" is enough, even beside names; numbers with other signs count only if all labels are numbers. If all of
+    these are amounts such as "25%" or "$10", and at most 20, they are classes, and a warning is logged.
 
     A text counts as several names if one of the signs `,` `;` `|` divides it into known parts: parts that are labels of
     other rows, or parts of several texts. With a comma all parts must be known, with the other signs one is enough.
-
     Warnings tell of other labels that may be several names.
     """
     rows, are_numbers = dict[str, int](), True  # text -> the first row with it

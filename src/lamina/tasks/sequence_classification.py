@@ -103,7 +103,7 @@ def _warn_of_ids(tables: Mapping[str, Table], spec: ColumnSpec) -> None:
     """Log a warning for each table whose labels are class ids, if the class names are sorted.
 
     Such names were probably sorted by Lamina, so a user may not know the order. Names like "no" and "yes", of which one
-    is the usual positive class, have a known order, as do LABEL_0, LABEL_1 and so on.
+    is the usual positive class, have a known order, as do numbers, and LABEL_0, LABEL_1 and so on.
     """
     names = spec.labels or ()
     if list(names) != sorted(names) or usual_positive(names) or any(map(is_whole, names)) or lab.are_unnamed(names):

@@ -64,7 +64,7 @@ class Split:
 
         Args:
             texts: Texts or pairs of texts.
-            labels: Labels in one of the forms of `Split.labels`. None: examples without labels.
+            labels: A label per text, in one of the forms of `Split.labels`. None: examples without labels.
             words: The character range (start, end) of every word of each text. None: examples without words.
         """
         columns = {"text": texts, "label": labels, "words": words}
@@ -149,7 +149,7 @@ class Split:
 
     @property
     def labelled(self) -> bool:
-        """Whether examples have labels."""
+        """Whether there are labels; even then, single examples may lack theirs (see `unlabelled`)."""
         schema = self._labels.features.arrow_schema
         return "label" in schema.names and not pa.types.is_null(schema.field("label").type)
 

@@ -139,8 +139,9 @@ def _refuse_odd_tag(table: Table, tags: TagNames, spec: ColumnSpec, odd: str | N
 def _labels(spec: ColumnSpec, names: Sequence[str], scheme: tag_schemes.TagScheme | None) -> tuple[str, ...]:
     """Return the class names of a task.
 
-    `names` are `spec.labels`, or else the tags of the train split, which are sorted. If `names` mark spans in
-    `scheme` (None: they mark none), they become IOB2 tags; but `spec.labels` stay if all are IOB2, IOBES or BILOU tags.
+    `names` are `spec.labels`, which keep their order, or else the tags of the train split, which are then sorted. If
+    they mark spans in `scheme` (None: they mark none), they become IOB2 tags; but `spec.labels` stay if all are IOB2,
+    IOBES or BILOU tags.
     """
     if scheme is None or (spec.labels is not None and marks_spans(spec.labels)):
         return spec.labels or lab.infer_labels(names)
