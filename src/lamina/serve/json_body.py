@@ -25,10 +25,7 @@ class JSONRequest(Request):
     """A request whose body is parsed by `parse_body` in place of FastAPI's parser."""
 
     async def json(self) -> Any:  # noqa: ANN401
-        """Parse the body, at each call, and return its value.
-
-        Raises HTTPException with status 422, or JSONDecodeError, in the cases of `parse_body`.
-        """
+        """Parse the body and return its value; raise HTTPException or JSONDecodeError in the cases of `parse_body`."""
         return parse_body(await self.body(), self.app.state.max_depth)
 
 

@@ -72,12 +72,13 @@ def _with_data(body: bytes, size: str, max_depth: int) -> object:
         found = parse_body(body[:end], max_depth)
         for tensor in found["inputs"]:
             count = (tensor.get("parameters") or {}).get("binary_data_size")
-            if count is not None and tensor.get("data"):
+            if count is None:
+                continue
+            if tensor.get("data"):
                 raise HTTPException(422, "a tensor has both data and binary_data_size; one of them is needed")
-            if count is not None:
-                is_text = tensor["datatype"] == "BYTES"  # other datatypes are refused later, by name
-                tensor["data"] = _strings(body[end : end + count], count) if is_text else []
-                end += count
+            is_text = tensor["datatype"] == "BYTES"  # other datatypes are refused later, by name
+            tensor["data"] = _strings(body[end : end + count], count) if is_text else []
+            end += count
     except (ValueError, TypeError, KeyError, AttributeError, struct.error):
         rule = "the header gives the size of the JSON, and binary_data_size that of each tensor"
         raise HTTPException(422, f"the body does not fit {_HEADER}: {size}; {rule}") from None

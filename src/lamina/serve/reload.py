@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, final
 from starlette.concurrency import run_in_threadpool
 
 from lamina.bank import ReaderBank
-from lamina.bank.reader import ReaderModule
 from lamina.bank.reader_collection import key_of
 from lamina.errors import ConfigError, LaminaError, NotFiniteError, UnknownNameError, convert_errors
 from lamina.layers.fingerprints import fingerprint_of_tensors
@@ -149,7 +148,8 @@ class Reloader:
 
         def is_changed(other: str) -> bool:
             if other in source:
-                return source[other] is not bank[other] and not _equal(source[other], bank[other])
+                readers = {source[other], bank[other]}  # most often one and the same
+                return len({fingerprint_of_tensors(reader.state_dict().items()) for reader in readers}) > 1
             # the server has removed a reader of this name earlier, and now another one is added
             return source is self._scheduler.bank and other in self._latest
 
@@ -177,11 +177,6 @@ class Reloader:
         if not place.is_relative_to(root) or not is_file(place / MANIFEST):
             raise ConfigError(f"serve: there is no bank in {folder!r}; {rule}.")
         return place
-
-
-def _equal(reader: ReaderModule, other: ReaderModule) -> bool:
-    """Return whether two readers have the same weights."""
-    return len({fingerprint_of_tensors(module.state_dict().items()) for module in (reader, other)}) == 1
 
 
 def add_reader_routes(app: FastAPI, reloader: Reloader, scheduler: Scheduler) -> None:

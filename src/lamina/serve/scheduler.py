@@ -239,7 +239,8 @@ class Scheduler:
             tasks: Names of the readers that answer; the pass stops at the highest layer that these need. None: all
                 readers that read this kind of example.
             raw: Return logits in place of probabilities.
-            truncate: Cut texts that are too long; see `Truncate`. False: the future fails with TooLongError.
+            truncate: Cut texts that are too long. False: the future fails with TooLongError if there are any. "left" or
+                "right": it fails with ConfigError if the readers do not cut on this side.
             bank: The bank that answers. None: the one that is served now.
 
         Returns:
@@ -292,10 +293,10 @@ class Scheduler:
         """Queue texts for the worker that is cached under `key`; return a future of one answer per text.
 
         Args:
-            texts: The texts, pairs of texts or files of one request, all of one kind.
+            texts: The texts, pairs of texts or files of one request, all of one kind; at least one.
             key: Identifies the worker: the bank, and the kind of answer.
             make: Function that builds the worker if none is cached under `key`. Its errors are raised here.
-            truncate: Cut texts that are too long; see `Truncate`. False: the future fails with TooLongError.
+            truncate: Cut texts that are too long; as for `ask`.
 
         Raises ClosedError if the server is shutting down, and OverloadedError if `max_concurrent_requests` requests are
         not answered yet.

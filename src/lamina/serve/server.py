@@ -110,10 +110,7 @@ class TimedProtocol(_Protocol):
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Pass data on to uvicorn. A timer runs from the first data of a request until its headers are complete.
-
-        If the headers are not complete when the time is up, the connection is closed.
-        """
+        """Pass data on to uvicorn. From the first data of a request, the timer runs until its headers are complete."""
         if not self._is_under_way():
             self._has_begun = True
             self._start_timer()

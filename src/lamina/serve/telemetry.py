@@ -228,8 +228,8 @@ class ServerMetrics:
 class RequestRecorder:
     """ASGI middleware that counts and times requests by path and status, and records a span for each.
 
-    Refused requests count too. Paths without a route count as "other", and requests without a response have the status
-    "none". See `_request_span` for the spans.
+    Refused requests count too. A path without a route counts as "other", and a request without a response has the
+    status "none".
     """
 
     def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:

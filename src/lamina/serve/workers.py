@@ -258,7 +258,8 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
         Args:
             texts: Texts, pairs or files; files are returned unchanged.
-            truncate: Whether texts that are too long are cut; see `Truncate`. False: they are returned whole.
+            truncate: Whether texts that are too long are cut. "left" or "right": they must be cut on this side. False:
+                they are returned whole.
             limit: Number of tokens that the request may have.
 
         Raises:

@@ -167,8 +167,7 @@ class TokenStreamer(StopOnEvent):
         if token in conditions.end_ids:
             return "eos_token"
         # A stop string that was not there before ends within the piece, so the search begins that much earlier.
-        starts = [max(0, len(text) - len(piece) - len(stop) + 1) for stop in conditions.stops]
-        if any(text.find(stop, start) >= 0 for stop, start in zip(conditions.stops, starts, strict=True)):
+        if any(text.find(stop, max(0, len(text) - len(piece) - len(stop) + 1)) >= 0 for stop in conditions.stops):
             return "stop_sequence"
         stopping = self._scores.stopping
         flags = self._watch.is_flagged(stopping) if self._watch is not None and stopping else None
