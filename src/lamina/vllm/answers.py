@@ -94,11 +94,6 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         logits = torch.from_numpy(self._scores[first:last, reader.first : reader.first + reader.logits])
         return probabilities(reader, logits).tolist()
 
-    @property
-    def read(self) -> int:
-        """Number of tokens of the text (prompt and output together) that have scores so far."""
-        return self._end
-
     def before(self, output: int) -> int:
         """Return how many tokens are read once `output` tokens are generated: the prompt, and all of these but one."""
         return self._prompt + output - 1
@@ -156,8 +151,9 @@ def probabilities(reader: ReaderColumns, logits: torch.Tensor) -> torch.Tensor:
 def answer(reader: ReaderColumns, scores: torch.Tensor) -> dict[str, JSON] | None:
     """Return a reader's answer over some tokens, from their scores `[tokens, columns]`; None without tokens.
 
-    It has "value" for a regression, otherwise "probabilities" (label -> probability), and "label" or, for a multi-label
-    task, "labels": those above 0.5. The tokens' logits are averaged, by the tokens' weights if the reader has any.
+    It has "value" for a regression, otherwise "probabilities" (label -> probability), and the best "label" or, for a
+    multi-label task, "labels": those above 0.5. The tokens' logits are averaged, by the tokens' weights if the reader
+    has any.
     """
     if not len(scores):
         return None

@@ -45,7 +45,7 @@ class ReadersEndpoint:
             app.add_api_route(ROUTE, _show_readers, methods=["GET"])
 
     async def init_state(self, engine_client: Configured, state: State, args: Namespace) -> None:  # noqa: ARG002
-        """Store what the route returns in the server's `state`, once: readers do not change while an engine runs."""
+        """Store what the route returns in the server's `state`, if the server was started with a bank."""
         if (layout := layout_of(engine_client.vllm_config)) is not None:
             state.lamina = describe(layout)
 

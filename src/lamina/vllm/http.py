@@ -76,7 +76,7 @@ def install_chat(serving: ChatServing, layout: Layout) -> None:
 def _install_messages(serving: ChatServing) -> None:
     """Let responses of `/v1/messages`, also streams, say that a monitor ended the text: by the stop reason "refusal".
 
-    Anthropic's API has this reason if a classifier ends a text. vLLM leaves the reason empty.
+    Anthropic's API has this reason if a classifier ends a text.
     """
     convert, stream = serving.messages_full_converter, serving.message_stream_converter
 

@@ -162,11 +162,11 @@ class Layout:
 
     @cached_property
     def token_columns(self) -> int:
-        """Number of columns in the matrix of token scores, which has one row per token."""
+        """Number of columns in the matrix of token scores, one row per token; 0 if no reader scores tokens."""
         return max((reader.last for reader in self.readers.values() if not reader.whole), default=0)
 
     def asked(self, extra_args: Mapping[str, object] | None) -> list[str]:
-        """Return the names of the readers in `extra_args["lamina"]` of a request; all names without this key.
+        """Return the names of the readers in `extra_args["lamina"]` of a request, each once; all without this key.
 
         Raises ConfigError if the arguments are not a mapping, or the value is not a list of names; UnknownNameError if
         the engine does not run a reader.

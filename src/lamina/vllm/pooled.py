@@ -34,7 +34,7 @@ class Segments(NamedTuple):
         blocks: Number of the cache block of each segment, `[segments]`.
         opens: True at segments that begin at the first token of their block, `[segments]`.
         tokens: Indices of the segments' tokens, `[segments, longest]`, padded with any number.
-        real: True at the entries of `tokens` that are tokens of the segment, False at padding.
+        real: True at the entries of `tokens` that are tokens of the segment, False at padding, `[segments, longest]`.
     """
 
     blocks: Int[Tensor, " segments"]
@@ -44,9 +44,9 @@ class Segments(NamedTuple):
 
     @classmethod
     def of_slots(cls, slots: np.ndarray, block_size: int) -> Segments:
-        """Divide tokens into a segment per block. `slots` are their cache slots, at least one, grouped by block.
+        """Divide tokens into a segment per block of `block_size` slots.
 
-        Within a block they are in order.
+        `slots` are the tokens' cache slots, at least one, grouped by block and ascending in each block.
         """
         blocks = slots // block_size
         starts = np.flatnonzero(np.diff(blocks, prepend=-1) != 0)
@@ -107,7 +107,7 @@ class PendingTokens:
         return sum(state.nbytes for states, _ in self._parts for state in states.values())
 
     def take(self) -> tuple[dict[int, Tensor], Segments]:
-        """Return the states of all waiting tokens (per layer) and their segments, and forget these tokens.
+        """Return layer -> states `[tokens, width]` of all waiting tokens, and their segments; forget these tokens.
 
         There must be at least one. Tokens of a block that a later request has begun again are left out.
         """
@@ -138,8 +138,7 @@ class PooledReaders:
         device: Device of the states.
 
     Attributes:
-        readers: Reader name -> module.
-        layers: The layers that the readers read.
+        layers: Indices of the layers that the readers read.
     """
 
     def __init__(self, readers: Mapping[str, ReaderModule], blocks: int, device: torch.device) -> None:
@@ -194,9 +193,11 @@ class PooledReaders:
             self._merge(index, segments, maxima, sums, projected)
 
     def _merge(self, index: int, segments: Segments, maxima: Tensor, sums: Tensor, projected: Tensor) -> None:
-        """Merge new tokens' partial results (`maxima`, `sums`, `projected`) with those stored for their blocks.
+        """Merge the partial results of new tokens with those stored for their blocks.
 
-        `index` is the layer's place in `layers`. A segment that begins a block replaces what an earlier request left.
+        `index` is the layer's place in `layers`. `maxima` and `sums` are `[segments, columns]`, with a column for each
+        reader, query and head; `projected` is `[segments, columns, dim]`. A segment that begins a block replaces what
+        an earlier request left.
         """
         blocks = segments.blocks
         before = self._maxima[blocks, index].masked_fill(segments.opens.unsqueeze(-1), -torch.inf)

@@ -80,8 +80,9 @@ class StepReaders(Protocol):
 def install(runner: Runner, layout: Layout, kind: Callable[[Layout, Runner], StepReaders]) -> None:
     """Make a model runner of vLLM run readers on each step; called after its model was loaded.
 
-    Raises ConfigError if the engine has settings with which the readers' answers would be wrong or missing,
-    BaseMismatchError if the bank was trained on another model, and another LaminaError if either cannot be loaded.
+    With tensor parallelism, only the first worker runs them. Raises ConfigError if the engine has settings with which
+    the readers' answers would be wrong or missing, BaseMismatchError if the bank was trained on another model, and
+    another LaminaError if either cannot be loaded.
 
     Args:
         runner: The model runner.
@@ -237,7 +238,7 @@ class EngineReaders:
 
 @final
 class _Buffers:
-    """The scores and partial results that are stored beside the engine's cache.
+    """The scores and partial results that are stored beside the engine's cache. Making them logs their size.
 
     Attributes:
         tokens: Scores of the token in each cache slot, `[slots, columns]`, on the CPU.
@@ -291,7 +292,7 @@ def load_bank(
     The model is loaded with transformers for the check, and its weights are freed afterwards. `check`, called with the
     bank, the stack and `layout`, raises an error if the readers cannot run. Raises ConfigError if they read several
     stacks, or one of them compares two texts; and the errors of `lamina.load` and `ReaderBank.from_pretrained`, such as
-    BaseMismatchError.
+    StoreError and BaseMismatchError.
     """
     config = runner.model_config
     model, processor = load(config.model, revision=config.revision, dtype=layout.manifest.base.dtype)
