@@ -126,9 +126,8 @@ class Scheduler:
 
     A batch consists of the oldest queued request and of those that are cheapest to run along with it; `JobQueue` says
     when a shorter one may overtake it. `max_concurrent_passes + 1` threads run from the start until `close`. Each takes
-    a batch from the queue, tokenises it, waits until one of the allowed passes is free, runs the model, and answers the
-    requests. The extra thread tokenises the next batch while all passes are running. A request whose client has left is
-    dropped.
+    a batch from the queue, tokenises it, waits for a free pass, runs the model, and answers the requests. The extra
+    thread tokenises the next batch while all passes are running. A request whose client has left is dropped.
 
     A request of more than 256 tokens (on a GPU: 16,384) pauses between its passes, so that a batch of newer requests
     can run. The two take turns until one of them is done.
@@ -365,7 +364,7 @@ class Scheduler:
     def close(self) -> None:
         """Stop accepting requests, and wait until the queued ones are answered, at most `shutdown_timeout` seconds.
 
-        Requests that still wait for a pass then fail with ClosedError. An ONNX export that is running is ended at once.
+        Requests that wait for a pass after that fail with ClosedError. A running ONNX export is ended at once.
         """
         self.engine.close()
         with self._changed:
