@@ -248,7 +248,7 @@ def _planned(plan: Path, named: list[str], least: LeastOptions) -> Apply:
 
     Raises:
         ConfigError: If `named` is not empty; if `least` has a task, data folder or seed for which the plan has no use;
-            or if --by or --heal is set, since the plan says how blocks are chosen.
+            or if --by or --heal is set.
         LaminaError: If the plan, or the file of a task, cannot be read or is not valid.
     """
     from lamina.studies.cutting.least_blocks import parse_plan, read_plan, task_fields

@@ -242,7 +242,7 @@ class Estimate:
         kept_bytes: What readers store for the gradients of the costliest batch. Its rows have `max_length` tokens or,
             if that is not set, the average number.
         kept_rows: Number of rows of that batch; 0 if the recipe has methods, for which this is not estimated.
-        parts: What each task and method costs, in operations and in hours of one GPU; see `model_size.parts`.
+        parts: What each task and method costs, as `model_size.parts` returns it.
         batches: The fields of `FittedBatch`, for a given GPU memory; empty if none is given.
         cache_bytes: All hidden states that readers need, in half precision; 0 if the model is trained.
         notes: Assumptions that were made.

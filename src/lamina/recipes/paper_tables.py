@@ -230,12 +230,6 @@ def check_one_metric(recipe: Recipe, metrics: Mapping[str, str]) -> None:
                 raise ConfigError(f"recipe: {problem}. Give it 'metrics', or each task a name of its own.")
 
 
-class _ScoreSummary(MeanScore):
-    """A summary of scores: as in `MeanScore`, and `runs`, their number."""
-
-    runs: int
-
-
 def pivot(recipe: Recipe, table: Sequence[SummaryRow], history: Sequence[TableRow], order: Sequence[str]) -> Report:
     """Return the tables and figures of a recipe, filled with the scores of its runs.
 
@@ -271,8 +265,9 @@ def _fill_table(recipe: Recipe, layout: TableRecipe, rows: Sequence[SummaryRow])
     for (name, column), group in groups.items():
         best, settings = _best(recipe, group, [*layout.rows, *layout.columns])
         for metric in layout.metrics or [best[0]["metric"]]:
-            summary = _score_summary(best, metric, part, layout.scale)
-            cells.append(Cell(name, column_name(column, metric, layout), metric, **summary, settings=settings))
+            scores = [score * layout.scale for row in best for score in _scores(row, metric, part)]
+            shown = column_name(column, metric, layout)
+            cells.append(Cell(name, shown, metric, **_mean(scores), runs=len(scores), settings=settings))
     paper = layout.published
     about = {} if paper is None else _printed(paper, names, columns)
     title = layout.title or "Best of every method"
@@ -314,16 +309,19 @@ def _fill_figure(
             x = None if x is ABSENT else x if isinstance(x, int | float) else to_text(x)
             groups.setdefault((facet, series, x), []).append(row)
     points = []
+    name = f"blocks of {layout.x.key}" if layout.x.count else layout.x.key
     for (facet, series, x), group in groups.items():
         best, settings = _best(recipe, group, layout.axes)
         metric = layout.metric or best[0]["metric"]
         if by_epoch:
-            by_x = _epoch_summaries(best, metric, history, layout.scale)
+            by_x = _epoch_scores(best, metric, history)
         else:
-            by_x = {x: _score_summary(best, metric, part, layout.scale)}
-        points += [Point(facet, series, at, metric, **summary, settings=settings) for at, summary in by_x.items()]
+            by_x = {x: [score for row in best for score in _scores(row, metric, part)]}
+        for at, scores in by_x.items():
+            with error_context(f"{metric} by {name}"):
+                mean = _mean([score * layout.scale for score in scores])
+            points.append(Point(facet, series, at, metric, **mean, runs=len(scores), settings=settings))
     about = {} if layout.published is None else layout.published.model_dump(include={"source", "notes"})
-    name = f"blocks of {layout.x.key}" if layout.x.count else layout.x.key
     x_title = name if layout.x_title is None else layout.x_title
     return Curves(layout.title or f"Scores by {name}", part, x_title, points, layout.log_x, layout.scale, **about)
 
@@ -362,25 +360,14 @@ def _scores(row: SummaryRow, metric: str, part: str) -> list[float]:
     return [run[key] for run in row["runs"]]
 
 
-def _epoch_summaries(
-    best: Sequence[SummaryRow], metric: str, history: Sequence[TableRow], scale: float
-) -> dict[int, _ScoreSummary]:
-    """Return epoch -> summary of the validation scores in a metric, over all runs of the `best` rows of results.
+def _epoch_scores(best: Sequence[SummaryRow], metric: str, history: Sequence[TableRow]) -> dict[int, list[float]]:
+    """Return epoch, in ascending order -> validation scores in a metric, of all runs of the `best` rows of results.
 
-    The scores come from the rows of `history` (see `pivot`), times `scale`.
+    The scores come from the rows of `history` (see `pivot`).
     """
     names = {run["reader"] for row in best for run in row["runs"]}
     scores: dict[int, list[float]] = {}
     for row in history:
         if row["reader"] in names:
-            scores.setdefault(int(row["epoch"]), []).append(row[metric] * scale)
-    with error_context(f"{metric} over epochs"):
-        return {epoch: _summarise(values) for epoch, values in sorted(scores.items())}
-
-
-def _score_summary(best: Sequence[SummaryRow], metric: str, part: str, scale: float) -> _ScoreSummary:
-    return _summarise([value * scale for row in best for value in _scores(row, metric, part)])
-
-
-def _summarise(scores: Sequence[float]) -> _ScoreSummary:
-    return _ScoreSummary(**_mean(scores), runs=len(scores))
+            scores.setdefault(int(row["epoch"]), []).append(row[metric])
+    return dict(sorted(scores.items()))

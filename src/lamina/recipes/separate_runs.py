@@ -158,15 +158,10 @@ class SeparateRuns:
         If scores are equal, a run that `only` excludes now wins, because its model is saved already; otherwise the
         first run in the recipe's order.
         """
-        rank_of_run, task = (sort_key(metric, score), self._order[name]), self.specs[name].task
+        order = {name: number for number, name in enumerate(self.specs)}
+        rank_of_run, task = (sort_key(metric, score), order[name]), self.specs[name].task
         others = [(other, row) for other, row in self.scores.items() if other != name and row["task"] == task]
-        return all(
-            rank_of_run < (sort_key(row["metric"], row["score"]), self._order.get(other, -1)) for other, row in others
-        )
-
-    @cached_property
-    def _order(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.specs)}
+        return all(rank_of_run < (sort_key(row["metric"], row["score"]), order.get(other, -1)) for other, row in others)
 
     def _temporary_model(self, name: str) -> Path:
         return self.place / f"{name}.model"
@@ -208,8 +203,7 @@ class SeparateRuns:
     def _identity(self, name: str) -> JSONObject:
         """Return everything that decides what the run `name` learns, JSON-ready.
 
-        It is saved with the run's results, and compared when the run is resumed; see
-        `lamina.train.checkpoint.difference`.
+        It is saved with the run's results, and compared when the run is resumed.
         """
         recipe, spec = self.recipe, self.specs[name]
         task = self.tasks[spec.task][spec.repeat]

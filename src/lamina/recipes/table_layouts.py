@@ -235,10 +235,7 @@ def axes_label(axes: Sequence[AxisLayout], coordinates: Coordinates) -> str | No
 
 
 def column_name(column: str, metric: str, table: TableRecipe) -> str:
-    """Return the name of a table's column: `column`; if the table has several metrics, "<column>, <metric>".
-
-    If `column` is "", it is the metric alone.
-    """
+    """Return a table's column name: with several metrics "<column>, <metric>" (no ", " if one is ""), else `column`."""
     return ", ".join(part for part in (column, metric) if part) if len(table.metrics) > 1 else column
 
 
@@ -255,7 +252,7 @@ def to_patterns(value: object) -> object:
 def matches(only: Mapping[str, Sequence[str]], run: Mapping[str, object]) -> bool:
     """Return whether, for every key in `only`, the run's value matches one of the key's patterns, such as "ada*".
 
-    Upper and lower case differ. The value None is the text "none".
+    Case matters. None has the text "none".
 
     Args:
         only: Key -> patterns, one of which must match. A key that the run lacks is ignored, so that methods without a
