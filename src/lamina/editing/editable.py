@@ -154,7 +154,7 @@ def check_shared(stack: LayerStack, chosen: list[int], op: str) -> None:
 
 
 def check_weights(model: PreTrainedModel, inside: Collection[nn.Module], op: str) -> None:
-    """Raise UnsupportedModelError if a module of `inside` has packed weights, or computes a weight from others."""
+    """Raise UnsupportedModelError, about `op`, if a module of `inside` has a packed or computed weight."""
     for path, module in model.named_modules():
         if module not in inside:
             continue
@@ -196,7 +196,7 @@ _PLAIN = "Merge adapters, undo weight norm, pruning and quantisation, or correct
 
 
 def check_plain(model: nn.Module, path: str, module: nn.Module, op: str) -> None:
-    """Raise UnsupportedModelError if `module`, at `path` of the model, computes its weight or bias from others."""
+    """Raise UnsupportedModelError, about `op`, if `module`, at `path`, computes its weight or bias from others."""
     if (name := _computed(module)) is not None:
         reason = f"'{path}.{name}' is computed from other weights (weight norm, pruning)"
         raise UnsupportedModelError(op=op, model_type=family_of(model), reason=reason, hint=_PLAIN)

@@ -161,7 +161,8 @@ def _initialize_by_model(
 ) -> None:
     """Initialise the parameters in `changed` by the model itself, as if they were missing from a checkpoint.
 
-    `inside` are all modules of the blocks. Raises ConfigError if a parameter is not set; all are then restored.
+    `inside` are all modules of the blocks; `seed` seeds torch, whose generators are restored. Raises ConfigError if a
+    parameter is not set; all are then restored.
     """
     before = [(parameter, parameter._version, parameter.detach().clone()) for parameter in changed]
     with preserve_model(model), _only_uninitialized([*model.parameters(), *model.buffers()], set(changed)):

@@ -142,7 +142,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean loss, a scalar, over the labels that are not IGNORE (-100); 0 if there are none."""
+        """Return the mean loss of `forward`'s logits, a scalar, over labels other than IGNORE (-100); 0 if all are."""
 
     @property
     @abstractmethod

@@ -41,7 +41,10 @@ class MaskedLM(VocabularyConfig):
     kind: ClassVar[str] = "masked_lm"
 
     def build_on(self, model: PreTrainedModel, dim: int) -> MaskedLMHead:
-        """Return a new module for features of size `dim` on `model`; ConfigError if the model has no vocabulary."""
+        """Return a new module for features of size `dim` on `model`; ConfigError if the model has no vocabulary.
+
+        The model may be run on a tiny input.
+        """
         projection = vocabulary_of(model, self.kind)
         transform = _copy_transform(model, projection)
         if transform is None:

@@ -56,7 +56,7 @@ def _compare_passes(model: nn.Module, stack: LayerStack) -> bool:
 
 
 def _states(model: nn.Module, stack: LayerStack, inputs: dict[str, Tensor]) -> dict[int, Tensor]:
-    """Run the model after seeding torch with 0; return layer -> states of the first `_UNCHANGED` tokens.
+    """Run the model on `inputs`, with torch seeded by 0; return layer -> states of the first `_UNCHANGED` tokens.
 
     The caller restores torch's generators.
     """

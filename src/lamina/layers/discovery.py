@@ -339,7 +339,7 @@ def _first_run(
 
 
 def _run(target: nn.Module, probe: Probe, **options: bool) -> object:
-    """Seed torch, and return the output of a module for a probe input; `options` are further keyword arguments.
+    """Seed torch, and return the output of `target` for a probe input; `options` are further keyword arguments.
 
     An exception in the module becomes an _UnreadableError.
     """
@@ -355,9 +355,9 @@ def _run(target: nn.Module, probe: Probe, **options: bool) -> object:
 
 
 def _run_for_states(target: nn.Module, probe: Probe) -> States:
-    """Run a module on the probe's inputs; return stack name -> the hidden states in its output, one per layer.
+    """Run `target` on the probe's inputs; return stack name -> the hidden states in its output, one per layer.
 
-    The names are "main" alone, or "encoder" and "decoder". Raises _UnreadableError if the module fails on these inputs,
+    The names are "main" alone, or "encoder" and "decoder". Raises _UnreadableError if `target` fails on these inputs,
     or its output has no hidden states.
     """
     output = _run(target, probe, output_hidden_states=True, return_dict=True)

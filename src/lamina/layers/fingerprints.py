@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def fingerprint(model: nn.Module, stack_name: str) -> str:
-    """Return the SHA-256 hash, in hexadecimal, of all weights up to the last layer of a stack; see `fingerprint_of`.
+    """Return the SHA-256 hash, in hexadecimal, of all weights of the stack `stack_name`; see `fingerprint_of`.
 
     Raises:
         ConfigError: If the model has no weights, or `model` is not a model.
@@ -37,7 +37,7 @@ def fingerprint(model: nn.Module, stack_name: str) -> str:
 
 
 def fingerprint_of(stack: LayerStack) -> str:
-    """Return the SHA-256 hash of all weights of a stack, in hexadecimal.
+    """Return the SHA-256 hash, in hexadecimal, of all weights on which the last layer of a stack depends.
 
     Quantised weights and the weights of active adapters are included; buffers that only count something are not. A head
     around the backbone, disabled adapters, and offloading of the weights do not change the hash. Raises ConfigError if

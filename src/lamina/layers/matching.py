@@ -109,9 +109,9 @@ def find_scope(trace: Trace, first: Event, last: Event, state: Tensor, *, reads_
 def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...]:
     """Return the modules inside `base` that have weights or adapters and that the last layer may depend on.
 
-    These are modules first called before `last`, the highest layer's event. A module that is never called is included
-    if it is part of a module that is called, which may use its weights. The result is in the order of registration,
-    because the order of calls can depend on the input (mixtures of experts).
+    These are modules first called before `last`, the highest layer's event in `trace`. A module that is never called is
+    included if it is part of a module that is called, which may use its weights. The result is in the order of
+    registration, because the order of calls can depend on the input (mixtures of experts).
     """
     started: dict[nn.Module, int] = {}
     for call in trace.calls:

@@ -99,7 +99,8 @@ _locks = WeakKeyDictionary["nn.Module", PassLock]()
 def pass_lock(model: nn.Module) -> PassLock:
     """Return the lock of a model; the first call makes it.
 
-    All submodules share the lock. Models for which this function was never called run without a lock.
+    All submodules share the lock, in place of one that they had. Models for which this function was never called run
+    without a lock.
     """
     lock = _locks.get(model) or PassLock()
     _locks.update(dict.fromkeys(model.modules(), lock))

@@ -79,7 +79,7 @@ def probe_input(model: nn.Module, tokens: int, seed: int, *, full: bool | None =
 
 
 def run_probe(model: nn.Module, tokens: int, seed: int) -> None:
-    """Run a model on a random input of `tokens` tokens; if it refuses the input, as some heads do, run its backbone.
+    """Run a model on an input from `probe_input`; if it refuses the input, as some heads do, run its backbone on one.
 
     Raises NoInputError as `probe_input` does; errors of the backbone's run pass through.
     """

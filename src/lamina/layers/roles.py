@@ -182,7 +182,7 @@ def _row(model: nn.Module, op: str, rows: dict[str, AnyRow], missing: str, more:
 
 
 def add(model_type: str, row: Roles | Convolutions) -> None:
-    """Add a row for a family; a family may have one `Roles` and one `Convolutions`.
+    """Add a row for the family `model_type`; a family may have one `Roles` and one `Convolutions`.
 
     Raises:
         ConfigError: If the family already has a row of that class.

@@ -111,7 +111,7 @@ def _block_calls(trace: Trace, stack: LayerStack) -> list[Call]:
 
 
 def _additions(trace: Trace, block: Call) -> Iterator[_Added]:
-    """Yield the additions in a traced block, in order; `block` is the call of the block.
+    """Yield the additions in a traced block, in order; `block` is the call of the block in `trace`.
 
     An addition is a module's output that, added to a state in the block, gives a value seen later in the block. If
     there is none, the two outputs that `_added_together` finds are yielded.

@@ -135,7 +135,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def alike(value: Tensor, state: Tensor, tolerance: float) -> bool:
-    """Return whether two tensors have equal shapes and differ by at most `tolerance` times the maximum of `|state|`."""
+    """Return whether the shapes are equal and `value` differs from `state` by at most `tolerance * max |state|`."""
     if value.shape != state.shape or torch.equal(value, state):
         return value.shape == state.shape
     return bool((value.float() - state.float()).abs().max() <= tolerance * state.float().abs().max())
