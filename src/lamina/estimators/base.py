@@ -388,7 +388,7 @@ class LaminaEstimator(BaseEstimator):
 
 
 def files_of(bank: ReaderBank) -> dict[str, bytes]:
-    """Return the files that `bank.save_pretrained` writes (without the model), or its errors: path -> content."""
+    """Return relative path -> content of the files that `bank.save_pretrained` writes; its errors pass through."""
     with TemporaryDirectory() as folder:
         bank.save_pretrained(folder)
         paths = [path for path in Path(folder).rglob("*") if path.is_file()]

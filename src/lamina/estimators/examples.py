@@ -36,7 +36,7 @@ _LARGEST = 1e37  # of a regressor's numbers: its head's weights are scaled to th
 
 @contextmanager
 def data_errors(op: str) -> Iterator[None]:
-    """Convert errors of value and type in the `with` block to a DataError with `op` and the same message.
+    """Convert a TypeError, ValueError or OverflowError in the `with` block to a DataError with `op` and its message.
 
     scikit-learn's messages are kept, because its users know them. Errors of Lamina pass unchanged.
     """

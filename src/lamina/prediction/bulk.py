@@ -486,7 +486,7 @@ class Answering:
                 yield self(*ready)
 
     def _prepare(self, examples: Sequence[object]) -> Prepared | LaminaError:
-        """Return the examples encoded for the model, or the error."""
+        """Return the examples (paths start at the source's folder) encoded for the model, or the LaminaError."""
         try:
             with _tokenizing:
                 if self._predictor.file is not None:
@@ -577,7 +577,7 @@ def _chunks(
 def _write_rows(partial: Partial, outcomes: Iterator[Answered], *, progress: bool) -> None:
     """Write the outcomes of chunks, in order, and count and log rows that cannot be read, the first 20 one by one.
 
-    `progress` shows a bar. An outcome's error is raised once its rows are written.
+    `progress` shows a bar. Raises an outcome's error once its rows are written, and StoreError as `Partial.add` does.
     """
     from tqdm.auto import tqdm
 

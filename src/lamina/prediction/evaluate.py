@@ -254,7 +254,8 @@ def _prepared(
 def scoring_groups(runner: Runner, tasks: Mapping[str, Task], split: str, options: PassOptions) -> Iterator[Group]:
     """Yield one split of the tasks as groups: tasks with the same examples, which are encoded once for all of them.
 
-    Examples are encoded as in training, unless `options` say otherwise. Raises the errors of `groups_of`.
+    Examples are encoded as in training, unless `options` say otherwise. Raises UnknownNameError, ConfigError or
+    DataError, as `groups_of` does.
     """
     apart: dict[tuple[object, ...], dict[str, Task]] = defaultdict(dict)
     for name, task in tasks.items():

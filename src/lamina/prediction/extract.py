@@ -219,7 +219,7 @@ class _Plan:
         return [f"states-{number:05}.npy" for number in range(len(self.parts))]
 
     def begin(self, folder: Path) -> None:
-        """Write the plan to the folder; or, if an earlier run has left its plan there, check that the two are equal.
+        """Write `facts` to the folder; or, if an earlier run has left its own there, check that the two are equal.
 
         The number of bytes that are still to be written is logged.
 

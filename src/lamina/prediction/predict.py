@@ -437,7 +437,8 @@ class Predictor:
     def results(self, prepared: Prepared, *, budget: Budget | None = None) -> dict[str, Results]:
         """Run the model on encoded examples, and return reader name -> its outputs for all of them.
 
-        For `budget` and the errors see `answer_by_pass`. Without examples, the dict is empty.
+        For `budget` and the errors see `answer_by_pass`. Without examples, the dict is empty. Blank texts are counted
+        for `warn_of_blank`.
         """
         collected: dict[str, Results] = {}
         for _ in self._passes(prepared, collected, budget):
@@ -562,7 +563,7 @@ def _is_words(example: object) -> bool:
 
 
 def _is_long(group: Group, parts: Sequence[Reading]) -> bool:
-    """Return whether an example of this group is so long that `parts` read different parts of it."""
+    """Return whether an example of this group is so long that `parts` may read different parts of it."""
     shortest = min(part.options.max_length for part in parts)
     is_cut = any(task.kind.truncated(group.inputs) for task in group.tasks.values())
     return is_cut or max(group.inputs.lengths) >= shortest

@@ -150,7 +150,8 @@ class BankRunner(Runner):
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:
         """Check that batches fit in memory; unless `options.cache` is "off", attach cached states to the groups.
 
-        The arguments are those of `Runner.prepare`.
+        With "auto", a group gets no states if the cache cannot be used or saves no time. The arguments are those of
+        `Runner.prepare`.
 
         Raises:
             ConfigError: If a batch does not fit in memory (the message says which batch size does), or a reader cannot

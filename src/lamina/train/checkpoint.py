@@ -352,7 +352,7 @@ class Checkpoints:
         return max(0, (_KEEP + 1) * checkpoint_bytes - present_bytes)
 
     def clear(self) -> None:
-        """Remove all checkpoints, and the folder if nothing else is in it. Raises the StoreError of `newest`."""
+        """Remove all checkpoints, incomplete ones too, and then an empty folder; StoreError as in `newest`."""
         for path in [*self._paths("."), *self._paths()]:
             _remove(path)
         with suppress(OSError):

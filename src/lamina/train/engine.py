@@ -132,7 +132,8 @@ class Engine:
     def run(self) -> None:
         """Train to the end, from a checkpoint if `resume` is set; then load each learner's best weights (see `keep`).
 
-        Without `resume`, older checkpoints are removed first. An error leaves the weights as they are then.
+        Without `resume`, older checkpoints are removed first. An error leaves the weights as they are then. Random
+        generators, modes and `requires_grad` are always restored.
 
         Raises:
             NotFiniteError: If a loss, gradient, weight or score becomes NaN or infinite.
@@ -192,7 +193,8 @@ class Engine:
     def step(self, step: Step, names: tuple[str, ...], parts: list[tuple[list[int], bool, dict[str, Tensor]]]) -> None:
         """Take one optimizer step with the gradients of all accumulated batches, summed over all processes.
 
-        Importances are recorded if the option `importance_steps` says so.
+        If the runner uses the global random generators, they are seeded. Importances are recorded if the option
+        `importance_steps` says so.
 
         Args:
             step: The step of the plan.
@@ -387,9 +389,10 @@ class Engine:
                 tracker.finish()
 
     def _show(self, scores: Mapping[str, dict[str, float]], bar: tqdm) -> None:
-        """Log all scores of an epoch, and print the deciding score of up to six learners above the progress bar.
+        """Send all scores of an epoch to the trackers, and print up to six learners' deciding scores on standard error.
 
-        `scores` is learner name -> metric -> score; "deciding" is the metric that chooses the best epoch.
+        `scores` is learner name -> metric -> score; "deciding" is the metric that chooses the best epoch. Nothing is
+        printed if `bar` is hidden.
         """
         values = {f"{name}/{key}": value for name, metrics in scores.items() for key, value in metrics.items()}
         self._accelerator.log(values, step=self.steps)
@@ -526,7 +529,7 @@ class DivergenceGuard:
             raise self._error(what, name, step)
 
     def check_weights(self, learners: Iterable[Learner], step: int) -> None:
-        """Raise the errors of `check`, and NotFiniteError if a trained weight is not finite.
+        """Raise NotFiniteError as `check` does, or if a trained weight is not finite.
 
         `step` is the number of steps so far, for the message.
         """

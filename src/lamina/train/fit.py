@@ -110,7 +110,8 @@ def fit(  # noqa: PLR0913
             recording. None: the model computes them.
         grid: Reader name -> key -> values, such as `{"cola": {"fusion.alpha": [1, 8], "seed": [0, 1]}}`. Readers
             "cola_0001", "cola_0002" ... replace the reader "cola": one per combination, all trained in the same passes.
-            Keys are fields of the fusion and the head, "fusion" (whole methods), "seed", "learning_rate" and "epochs".
+            Keys are fields of the fusion and the head, "fusion" (whole methods), "stack", "seed", "learning_rate" and
+            "epochs".
         positive: The positive class, for "f1" and the recalls: reader name -> class, or one class for all readers.
             None: the task's positive class.
         processor: Tokenizer, image processor or feature extractor. None: the bank's, or the one that belongs to
@@ -159,7 +160,7 @@ def fit(  # noqa: PLR0913
         add_prefix_space: Put a space before every text if the tokenizer needs one to read the first word as it reads
             any other word (byte-level BPE, such as RoBERTa's and BART's).
         eval_batch_size: Rows per pass when scoring. None: twice `batch_size`.
-        precision: "float32", or "bfloat16" or "float16" for mixed precision.
+        precision: "float32", or "bfloat16" or "float16" (only on a GPU) for mixed precision.
         prefix: Text that is put before every text to summarise or translate. "": none.
         max_target_length: Maximum tokens of a target text, in training and when generating.
         num_beams: Number of beams when generating for evaluation. 1: greedy decoding.

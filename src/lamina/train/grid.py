@@ -114,7 +114,7 @@ def keys_of(fusion: Config, head: Config) -> list[str]:
 def apply_sweep(
     grid: Mapping[str, Sequence[object]], keys: Sequence[str], sweeps: Mapping[str, Sequence[object]]
 ) -> tuple[dict[str, list[object]], set[str]]:
-    """Return a copy of a grid in which a sweep's values replace the grid's own.
+    """Return a copy of a grid in which values from the command line (a sweep) replace the grid's own.
 
     Args:
         grid: Key -> values; it is not changed.
@@ -189,7 +189,7 @@ def _axes(reader: Reader, grid: Mapping[str, Sequence[object]], op: str) -> dict
 
 
 def _values(key: str, values: object, op: str) -> list[object]:
-    """Return the `values` of a grid's `key` as a list.
+    """Return the `values` of a grid's `key` as a list, without NumPy's types.
 
     Raises ConfigError, about the operation `op`, if they are a text, a mapping or no iterable, or if there are none,
     more than 100,000, or two equal ones.

@@ -346,7 +346,8 @@ def scaled_groups(groups: Sequence[ParameterGroup], output: nn.Linear, factor: f
 def _groups(module: nn.Module, rates: dict[str, float], options: FitOptions, op: str) -> list[ParameterGroup]:
     """Return groups of the parameters that are trained; `rates` is parameter name -> learning rate.
 
-    Frozen parameters, and those with rate 0, are left out. Raises the ConfigError of `decayed_names`.
+    Frozen parameters, and those with rate 0, are left out. Raises ConfigError if a pattern of `weight_decay_on` without
+    "!" matches no parameter.
     """
     decayed = decayed_names(module, options, op)
     groups: dict[tuple[float, float], ParameterGroup] = {}

@@ -207,7 +207,10 @@ class ModelRunner(Runner):
             logger.warning("%s: %s. %s, %s.", self.op, what, hint, more)
 
     def _try(self, group: Group) -> None:
-        """Run the model with labels on the two shortest rows of `group`; ConfigError if that fails or gives no loss."""
+        """Run the model with labels on the two shortest rows of `group`.
+
+        Raises ConfigError if that fails, gives no loss, or gives outputs that do not fit the task.
+        """
         inputs, lengths = group.inputs, group.inputs.lengths
         shortest = heapq.nsmallest(2, range(len(lengths)), key=lengths.__getitem__)
         batch = inputs.batch(shortest)

@@ -87,7 +87,7 @@ class PassOptions(BaseModel):
 
     @classmethod
     def of(cls, given: Mapping[str, object], op: str = "fit") -> Self:
-        """Build the options from a mapping, such as a recipe's; raise UnknownNameError or ConfigError as `checked`."""
+        """Build the options from a mapping, such as a recipe's. `op` begins messages; errors are those of `checked`."""
         return cls.checked(op, **given)
 
     @classmethod

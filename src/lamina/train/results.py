@@ -126,7 +126,7 @@ def write_parquet(rows: Sequence[Mapping[str, object]], path: Path, columns: Seq
 
 
 def _flat(row: Mapping[str, object]) -> dict[str, object]:
-    """Return a row with each dict in it replaced by one entry per key, named "<column>.<key>"."""
+    """Return a row with each dict in it replaced by one entry per key (for {} none), named "<column>.<key>"."""
     flat: dict[str, object] = {}
     for name, value in row.items():
         flat |= {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}

@@ -64,7 +64,7 @@ class Tables:
 
     Attributes:
         names: Names of the files. They are reserved before training.
-        files: Called with the result of the run; returns file name -> function that writes the file.
+        files: Called with the result of the run; returns file name -> function that writes the file to a path.
     """
 
     names: Sequence[str]
