@@ -39,8 +39,9 @@ class Replicas:
     Raises ConfigError if `least` is below 1, `most` is below `least`, or `cpus` or `gpus` is negative, infinite or NaN.
 
     Attributes:
-        least: Minimum number of replicas, which always run.
-        most: Maximum number of replicas while requests wait; None: `least`, so that the number is fixed.
+        least: Minimum number of replicas.
+        most: Maximum number of replicas; another one starts once each holds 70 % of its `max_concurrent_requests`.
+            None: `least` replicas run all the time.
         cpus: CPU cores per replica; may be a fraction.
         gpus: GPUs per replica; may be a fraction.
     """

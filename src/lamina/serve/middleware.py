@@ -148,7 +148,7 @@ class RequestGuard:
 
 
 def _encoding_problem(scope: Scope) -> Refusal | None:
-    """Return a refusal if a request's body is compressed, which is not supported; None otherwise."""
+    """Return a refusal if a request's body is compressed; None otherwise."""
     encoding = dict(scope["headers"]).get(b"content-encoding", b"identity").decode("latin-1")
     if encoding.strip().lower() in ("", "identity"):
         return None

@@ -49,8 +49,7 @@ class Reloader:
     def put(self, folder: str, readers: Sequence[str] | None = None) -> ServedBank:
         """Add readers of a saved bank, and replace served readers of the same names.
 
-        If this changes the weights of one reader of a cascade and not of the other, the cascade is removed, because its
-        thresholds were chosen with the old weights.
+        If this changes the weights of one reader of a cascade and not of the other, the cascade is removed.
 
         Raises ConfigError if the server has no root, the folder is not a bank in the root, or a monitor of an added
         reader has the name of one that stays; UnknownNameError if the bank lacks a reader in `readers`; StoreError if
@@ -111,8 +110,8 @@ class Reloader:
     ) -> ServedBank:
         """Build a bank from readers of other banks, and serve it. The caller holds the lock.
 
-        The bank that was served so far is not changed, because its readers still answer requests. Raises LaminaError if
-        a reader does not exist or does not fit, a weight is NaN or infinite, or no reader is left.
+        The bank that was served so far is not changed. Raises LaminaError if a reader does not exist or does not fit, a
+        weight is NaN or infinite, or no reader is left.
 
         Args:
             unchanged: Reader name -> the bank it comes from, for readers that stay.

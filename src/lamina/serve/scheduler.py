@@ -403,9 +403,9 @@ class Scheduler:
     def _next_turn(self) -> _Turn | None:
         """Wait for the next turn and return it; None once the scheduler is closed and nothing is queued or paused.
 
-        While a pass is free, any queued request or paused batch is enough. While none is, this returns a new batch to
-        be tokenised ahead (at most one waits for a pass), once enough tokens are queued and no request has arrived for
-        a moment. The turn counts until `_end`; see `_Turn.holds`.
+        While a pass is free, a paused batch or a request that `_largest` allows is enough. While none is, this returns
+        a new batch to be tokenised ahead (at most one waits for a pass), once enough tokens are queued and no request
+        has arrived for a moment. The turn counts until `_end`; see `_Turn.holds`.
         """
         with self._changed:
             seen = -1  # length of the queue when it was last looked at

@@ -33,8 +33,8 @@ _OVERHEAD = 64  # fixed cost of a pass of the readers, in tokens, with which tex
 class TextReaders:
     """The readers of a bank in one engine of a pooling model. They read each text once its last token is computed.
 
-    Raises ConfigError if a reader cannot run in such an engine, and BaseMismatchError if the bank was trained on
-    another model.
+    Making it installs `Taps` in the runner's model. Raises ConfigError if a reader cannot run in such an engine, and
+    BaseMismatchError if the bank was trained on another model.
     """
 
     method: ClassVar[str] = "_pool"

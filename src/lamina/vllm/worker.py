@@ -107,10 +107,11 @@ def install(runner: Runner, layout: Layout, kind: Callable[[Layout, Runner], Ste
 class EngineReaders:
     """The readers of a bank in one engine that generates text, with their scores of every token in the engine's cache.
 
-    Made by `install`. A token that the prefix cache provides is not computed again. Its scores are therefore stored
-    under the number of its cache slot, where a later request that shares the token finds them. Readers of whole prompts
-    store sums per cache block instead; see `pooled`. Raises ConfigError if a reader cannot run in such an engine, and
-    BaseMismatchError if the bank was trained on another model.
+    Making it changes the model, which then returns the states of the layers that readers need, or has `Taps`. A token
+    that the prefix cache provides is not computed again. Its scores are therefore stored under the number of its cache
+    slot, where a later request that shares the token finds them. Readers of whole prompts store sums per cache block
+    instead; see `pooled`. Raises ConfigError if a reader cannot run in such an engine, and BaseMismatchError if the
+    bank was trained on another model.
     """
 
     method: ClassVar[str] = "sample_tokens"

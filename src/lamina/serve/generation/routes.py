@@ -204,7 +204,7 @@ class ChatShape:
         return {**self._head("chat.completion.chunk"), "choices": [choice], **usage, **extra}
 
     def events(self, item: Item) -> Iterator[Event]:
-        """Yield the chunks for a token or the end; after the end, "[DONE]".
+        """Yield the chunks for a token or the end. The first token adds a chunk with the role, the end adds "[DONE]".
 
         Text that may begin a stop string is held back for a later chunk. If the client asked for usage, a chunk before
         "[DONE]" has the token counts.
