@@ -1,7 +1,4 @@
-"""Find the rows that stay in a task, and those that an annotator rejected, skipped or did not finish.
-
-Prodigy and Label Studio mark such rows.
-"""
+"""Find the rows that stay in a task, and those that Prodigy or Label Studio mark as rejected, skipped or unfinished."""
 
 from __future__ import annotations
 

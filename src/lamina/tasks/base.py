@@ -1,6 +1,7 @@
 """The interface of a kind of task, and the types that kinds and tasks share: options, facts, inputs and labels.
 
-A kind (`Kind`) is one type of task, such as sequence classification. It reads, encodes and scores examples.
+A kind (`Kind`) is one type of task, such as sequence classification. It reads, encodes and scores examples. A reader is
+a small network that is trained for a task on a model's hidden states.
 """
 
 from __future__ import annotations

@@ -287,7 +287,7 @@ def random_box(size: tuple[int, int], rng: random.Random, *, scale: tuple[float,
     do not fit into the image, the result is the largest crop around the middle with an allowed aspect ratio.
 
     Source:
-        Szegedy et al. 2015, arXiv:1409.4842, section 6; the place is drawn over whole pixels.
+        Szegedy et al. 2015, arXiv:1409.4842, section 6.
     """
     width, height = size
     for _ in range(_TRIES):

@@ -106,7 +106,7 @@ class ClassKind(Kind[InputsT]):
 
         A head counts as new if its classes are named LABEL_0, LABEL_1 and so on. A head that has the task's names in
         the task's order (case does not count) stays as it is. Raises ConfigError, whose message names no operation, for
-        any other head; the config is then unchanged.
+        other names, order or number of classes; the config is then unchanged.
         """
         count = len(task.labels)
         shown = f"{', '.join(task.labels[:5])}{' ...' if count > 5 else ''}"

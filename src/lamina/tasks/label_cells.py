@@ -241,8 +241,8 @@ def parts(
 ) -> list[Cell]:
     """Return the entries of a cell that may have several classes.
 
-    Raises LabelCellError if a text in square brackets is not a list, or the cell or an entry of its list is a mapping,
-    or an entry is a list.
+    Raises LabelCellError if a text in brackets spells no list (see `spelled_list`), the cell or an entry of its list is
+    a mapping, or an entry is a list.
 
     Args:
         cell: A list; a text that spells one in JSON or Python; or a text with names. A blank text has no class.

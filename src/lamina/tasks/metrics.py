@@ -123,7 +123,7 @@ def score_classes(
     Raises UnknownNameError for other metrics, and DataError without rows or if the numbers of rows differ.
 
     Args:
-        metrics: Names of the metrics.
+        metrics: Their names.
         predictions: Predicted class ids `[rows]`.
         targets: True class ids `[rows]`.
         classes: Number of classes.

@@ -281,7 +281,7 @@ class SampleSize:
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def count(self, classes: int, total: int) -> int:
-        """Return the number of rows of the subsample, given the numbers of classes and of rows to draw from.
+        """Return the (rounded) number of rows of the subsample, given the numbers of classes and of rows to draw from.
 
         Raises ConfigError if the result is below 1 or above `total`, or `per_class` is set and there are no classes.
         """

@@ -318,7 +318,8 @@ class Task:
                 a table with a column of paths. None: there is no such split.
             validation: File of the validation split, which picks the best checkpoint. None: a tenth of `train`, drawn
                 so that every class of every column that looks like labels keeps its share. All tasks over the file get
-                the same tenth, and every class keeps a training row. For running text in blocks it is the last tenth.
+                the same tenth, and every class keeps a training row; if no row can be spared, there is no validation
+                split, and a warning is logged. For running text in blocks it is the last tenth.
             test: File of the test split, for `evaluate` and for `fit` with `test=True`. None: there is no such split.
             text: Column of the text or of the list of words (default "sentence", or "text" if there is no "sentence"),
                 of chats (default "messages"), or of images or audio (default "image", "audio"). In CoNLL files its
@@ -529,6 +530,8 @@ def _assemble(
     label_all_tokens: bool = False,
 ) -> Task:
     """Return a task over the tables of its splits; if there is no validation split, it is cut from the train split.
+
+    If no row can be spared for it, there is none, and a warning is logged.
 
     `spec` says which columns to read. `metrics` is the metric that the user has named, or None; or the tuple of a
     preset's metrics, which replaces the kind's. `limits` are the maximum numbers of training and of validation rows;

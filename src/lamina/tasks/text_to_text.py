@@ -122,8 +122,9 @@ class TextToTextKind(Kind[PairInputs]):
     def read(self, source: Source, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
         """Return the table of a file, or of a pair of text files whose lines belong together.
 
-        See `Kind.read` for the other arguments. Raises DataError if a file cannot be read, or the numbers of lines of a
-        pair differ; ConfigError if a file is no path.
+        The texts of a pair are in the columns `spec.text` and `spec.label`. See `Kind.read` for the other arguments.
+        Raises DataError if a file cannot be read, a pair is not two files, or their numbers of lines differ;
+        ConfigError if a file is no path.
         """
         if isinstance(source, str | PathLike) or not isinstance(source, Iterable):
             return super().read(source, spec, header)

@@ -209,7 +209,7 @@ class SpanAnswer(TypedDict):
     start: int
     end: int
     label: str
-    text: NotRequired[str]
+    text: str
     score: float
     error: NotRequired[str]
 
@@ -340,7 +340,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         self._token_tags: dict[int, Tensor] | None = {} if score.SUBTOKENS in getattr(task, "metrics", ()) else None
 
     def set_learnt(self, info: Mapping[str, JSON]) -> None:
-        """Use the tags of words that share a token, which were counted in training, from a reader's saved `info`."""
+        """Use the tags of words that share a token, counted in training, if a reader's saved `info` has any."""
         self._pieces = Pieces.from_json(self._task.labels, info.get(PIECES))
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
