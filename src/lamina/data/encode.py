@@ -351,10 +351,7 @@ def _cut_first_texts(tokenizer: Tokenizer, pairs: Sequence[Text], max_tokens: in
 
 
 def _needs_prefix_space(tokenizer: Tokenizer) -> bool:
-    """Return whether a tokenizer is a fast byte-level BPE that does not put a space before the first word itself.
-
-    Such a tokenizer reads the first word differently from the same word after a space.
-    """
+    """Return whether a tokenizer is a fast byte-level BPE that does not put a space before the first word itself."""
     step = getattr(getattr(tokenizer, "backend_tokenizer", None), "pre_tokenizer", None)
     state = {} if step is None else json.loads(step.__getstate__())
     steps = state.get("pretokenizers", [state])

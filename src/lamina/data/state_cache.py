@@ -212,14 +212,6 @@ def obstacle(bank: ReaderBank, names: Sequence[str], inputs: CacheableInputs | N
     return None if inputs is None else inputs.uncacheable
 
 
-def layers_of(bank: ReaderBank, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return stack name -> layers of this stack that the readers in `names` need, in ascending order."""
-    needed: dict[str, set[int]] = {}
-    for name in names:
-        needed.setdefault(bank[name].stack, set()).update(bank[name].layers)
-    return {stack: tuple(sorted(layers)) for stack, layers in needed.items()}
-
-
 def hash_processor(processor: Processor) -> str:
     """Return a hash of a processor's class and contents, on which the model's inputs depend.
 
@@ -394,7 +386,10 @@ class _Filler:
         self, bank: ReaderBank, inputs: CacheableInputs, names: Sequence[str], settings: CacheSettings
     ) -> None:
         self.bank, self.inputs, self.settings = bank, inputs, settings
-        layers = layers_of(bank, names)
+        needed: dict[str, set[int]] = {}
+        for reader in map(bank.__getitem__, names):
+            needed.setdefault(reader.stack, set()).update(reader.layers)
+        layers = {stack: sorted(own) for stack, own in needed.items()}
         widths = {stack: bank.stacks[stack].width for stack in layers}
         frames = inputs.frames(bank.model) if isinstance(inputs, FramedInputs) else None
         lengths = inputs.lengths if frames is None else frames

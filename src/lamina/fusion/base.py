@@ -546,10 +546,7 @@ class InputWeighted(Fusion):
             self.amounts = self.amounts.to(seen) + seen
 
     def contributions(self, states: Sequence[Float[Tensor, "1 tokens width"]]) -> Float[Tensor, "layers tokens"]:
-        """Return the absolute weight of each layer at each token of one text, `[layers, tokens]`.
-
-        A copy of the fusion computes the weights from `states`, so that `amounts` does not change.
-        """
+        """Return the absolute weight of each layer at each token of one text, `[layers, tokens]`; keep `amounts`."""
         seen: list[Tensor] = []
         twin = copy(self)
         twin.observe = lambda weights, mask: seen.append(weights.detach())  # noqa: ARG005  the name is part of the call

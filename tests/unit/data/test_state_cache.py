@@ -32,7 +32,7 @@ from lamina import utils
 from lamina.bank import Reader, ReaderBank
 from lamina.data import disk_cache
 from lamina.data import state_cache as cache_module
-from lamina.data.state_cache import CachedStates, hash_processor, layers_of, obstacle
+from lamina.data.state_cache import CachedStates, hash_processor, obstacle
 from lamina.errors import CacheError
 from lamina.fusion.extra_layers import ExtraLayers
 from lamina.fusion.mean import Mean
@@ -81,8 +81,9 @@ def contents(folder: Path) -> set[str]:
 
 
 def test_layers_of_all_readers(tmp_path: Path):
-    assert layers_of(cached_bank(), ["a", "b"]) == {"main": (0, 1, 2, 3)}
-    assert layers_of(cached_bank(), ["b"]) == {"main": (0, 2)}
+    for names, layers in ((["a", "b"], [0, 1, 2, 3]), (["b"], [0, 2])):
+        filler = cache_module._Filler(cached_bank(), cached_rows(), names, cache_module.CacheSettings())
+        assert filler.layout.layers == {"main": layers}
     states = opened(cached_bank(b=Reader(Mean(layers=(0, 2)), SequenceClassification(2, 2))), tmp_path)
     assert states is not None
     assert set(states.batch([0])["main"]) == {0, 2}
