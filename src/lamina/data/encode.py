@@ -190,7 +190,7 @@ class Windows:
 
     @property
     def uncacheable(self) -> str | None:
-        """Why states cannot be cached, as text: no attention mask, or further arguments. None if they can be."""
+        """Why states cannot be cached, as text; None if a batch has only ids, a mask and token types."""
         keys = set(self.encoded.keys)
         if "attention_mask" in keys and keys <= _CACHED:
             return None

@@ -128,7 +128,7 @@ def _row_sizes(cells: pa.Array) -> np.ndarray:
 
 
 def parquet_rows(path: str | Path) -> datasets.Dataset:
-    """Read a Parquet file as a dataset, which is memory-mapped if it is large.
+    """Read a Parquet file as a dataset; a large one is memory-mapped from a temporary file (see `dataset_of`).
 
     Raises DataError if the file is missing, is not a Parquet file, has no rows, has a column twice, or takes too much
     memory (see `read_parquet`).

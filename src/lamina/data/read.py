@@ -84,7 +84,7 @@ def read_lines(path: Path) -> Numbered[str]:
     """Yield (line number, line) for a UTF-8 file. Numbers count from 1, and lines have their line ends.
 
     A line that is too long (over 64 MiB) or not UTF-8 is replaced by a DataError. A byte order mark at the beginning is
-    removed. Raises DataError if the file cannot be opened or read, or has carriage returns for line feeds.
+    removed. Raises DataError if the file cannot be opened or read, or has carriage returns but no line feed.
     """
     start = 0  # position of the line's first byte in the file
     problem = f"read: {path} cannot be read"
@@ -353,8 +353,8 @@ def read_chunks(
 def _read_whole(path: Path, file_format: str, header: Columns = None) -> Table:
     """Read a whole file of the format `file_format`: "parquet", or one of `read_records`, which explains `header`.
 
-    Large files of "tsv", "csv" and lines are kept on disk. Raises DataError if the file has no row, or one that cannot
-    be read.
+    A large table of "tsv", "csv" or lines is kept in a temporary file. Raises DataError if the file has no row, or one
+    that cannot be read.
     """
     if file_format in ("conll", "jsonl", "parquet"):
         (table,) = _tables(path, file_format)
@@ -570,7 +570,7 @@ def _columns_and_tags(lines: Numbered[str]) -> tuple[int, frozenset[str]]:
 def _is_comment(cells: list[str], columns: int, tags: frozenset[str]) -> bool:
     """Return whether a line that begins with `#` is a comment, rather than the word "#" with its columns.
 
-    It is a word if it has `columns` cells, and the last one is among `tags` (the last cells of all lines that do not
-    begin with `#`) or has the form of a span's tag, such as "B-PER".
+    It is a word if it has `columns` cells, as the file's other words, and the last one is among `tags` (the last cells
+    of all lines that do not begin with `#`) or has the form of a span's tag, such as "B-PER".
     """
     return len(cells) != columns or (cells[-1] not in tags and not _SPAN_TAG.fullmatch(cells[-1]))

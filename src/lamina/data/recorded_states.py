@@ -256,7 +256,8 @@ class RecordedStates:
     def _mask(self, array: StatesArray) -> np.ndarray | None:
         """Return the mask of an array, `[rows, tokens]`; None if it has none. A file of one row may hold `[tokens]`.
 
-        Raises the errors of `_place`, and DataError if the mask's shape does not fit the states.
+        Raises DataError if the mask is missing or damaged, or its shape does not fit the states; StoreError as
+        `_place`.
         """
         if array.mask is None:
             return None

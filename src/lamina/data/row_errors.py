@@ -61,7 +61,7 @@ def missing_value(path: object, row: int, column: str, known: Collection[str] = 
 
 
 def check_line_feeds(path: object, text: str) -> None:
-    """Raise DataError if a file has carriage returns for line feeds; `text` is its first line, or the whole file."""
+    """Raise DataError if a file has carriage returns but no line feed. `text` is its first line, or the whole file."""
     if "\n" not in text and "\r" in text.rstrip("\r"):
         problem = f"{path} has carriage returns and no line feed"
         raise DataError(f"read: {problem}. Convert them, for example with: tr '\\r' '\\n'", path=str(path))

@@ -196,9 +196,9 @@ class _ProjectedStream(Stream):
 class ProjectedFusion(Fusion):
     """Base class of the modules of AdaLayers and SingleLayer: `sum_i weight_i * dropout(LayerNorm(W_i gelu(z_i)))`.
 
-    If `output_activation` is set, GELU is applied to the sum; if `positions` is set, positions are added last. `z_i` is
-    the state of layer i. The parameter `projection` `[projections, dim, width]` holds all `W_i`, without bias;
-    subclasses define the weights. LayerNorm has no weight and bias; its eps is 1e-5.
+    If `output_activation` is set, GELU is applied to the sum; if `positions` is set, positions are added last, with
+    another dropout. `z_i` is the state of layer i. The parameter `projection` `[projections, dim, width]` holds all
+    `W_i`, without bias; subclasses define the weights. LayerNorm has no weight and bias; its eps is 1e-5.
     """
 
     stream_of: ClassVar = _ProjectedStream

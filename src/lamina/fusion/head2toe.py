@@ -100,7 +100,8 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
     def importance(self) -> Float[Tensor, " layers"]:
         """Return each layer's share of the kept features; `[layers]`, with sum 1.
 
-        Before the selection, they are the shares of the last epoch's scores, and equal before the first epoch ends.
+        Before the selection, it is the share of the head's squared weights at the end of the last epoch; before the
+        first epoch ends, all shares are equal.
         """
         return self.shares.clone()
 

@@ -45,11 +45,11 @@ class MeanScore(Aggregation):
         return score, torch.ones_like(score)
 
     def next(self, state: State, score: Tensor) -> State:
-        """Return the state with the new score added."""
+        """Return the state after one more token: its score is added to the sum, and it is counted."""
         return state[0] + score, state[1] + 1
 
     def value(self, state: State) -> Float[Tensor, " batch"]:
-        """Return the mean."""
+        """Return the sum divided by the number of tokens."""
         return state[0] / state[1]
 
 
