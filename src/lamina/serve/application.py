@@ -358,7 +358,7 @@ async def _predictions(
 
 
 def info_of(served: ServedBank, settings: Settings, name: str, backend: str = "torch") -> dict[str, JSON]:
-    """Return the public facts about a server: its bank, model, tasks and limits, but not its keys.
+    """Return the public facts about a server: its bank, model, tasks and limits, without the API keys.
 
     "max_input_length" is the number of tokens that the model reads, and a task's "max_length" the number that its
     reader reads. A task's "pairs" tells whether its reader was trained on pairs of texts; None if that is not known.

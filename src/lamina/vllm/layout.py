@@ -147,7 +147,7 @@ class Layout:
         return cls(folder, manifest, columns, monitors, on_flag, pooling)
 
     def check_base(self, *, layers: int, width: int) -> None:
-        """Raise BaseMismatchError if the bank was trained on a model with another number of layers or other `width`.
+        """Raise BaseMismatchError if the first stack of the bank's model has another number of layers or other `width`.
 
         `layers` counts the embeddings. The weights are compared later, by the worker, which has loaded them.
         """

@@ -208,7 +208,10 @@ class EngineReaders:
         return np.flatnonzero(place < np.repeat(left, scheduled))
 
     def _score(self, states: Mapping[int, Tensor]) -> Float[Tensor, "tokens columns"]:
-        """Return the scores of a step's tokens, on the CPU; `states` is layer -> states `[tokens, width]`."""
+        """Return the scores of a step's tokens, on the CPU; no columns if no reader scores tokens.
+
+        `states` is layer -> states `[tokens, width]`.
+        """
         if not self._token_pass.readers:
             return torch.empty(len(states[self._depth]), 0)
         stack_pass = self._token_pass.renewed()

@@ -89,7 +89,7 @@ class Events(StreamingResponse):
 
     `first` is the first token (or the end), already taken from `items`; its events come before those of all later
     items. `shape` converts a token or the end to the data of events. Errors have the shape for `path`, the path of the
-    request. Clients that read nothing for `items.timeout_s` seconds are disconnected.
+    request. Clients that read nothing for `items.timeout_s` seconds are disconnected, and this is logged.
     """
 
     media_type = "text/event-stream"
@@ -145,7 +145,8 @@ def _encoded(event: Event) -> bytes:
 def generate_events(before: str = "") -> Callable[[Item], Iterator[Event]]:
     """Return a function that converts the tokens and the end of one text to events of text-generation-inference.
 
-    The event of the last token also has the whole text and the reason of its end, so it is sent after the end.
+    The event of the last token also has the whole text and how it ended, so it is sent after the end. In the events of
+    other tokens, both are null.
 
     Args:
         before: Text to put in front of the whole text: the prompt, or "".
