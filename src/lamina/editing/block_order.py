@@ -234,15 +234,9 @@ def _differing(
 ) -> dict[str, object]:
     """Return the attributes and dropout submodules that must be set on a block when it moves to another place.
 
-    The result is name -> value or submodule of `now`, where `now` differs from `was`.
-
-    Args:
-        was: A module of the block at its old place, in the model built from the old config.
-        now: The same module at the new place, in the model built from the new config.
-        name: Its path in the block; "" is the block itself.
-        numbers: The block's old and new number, from 0.
-        where: The beginning of the error message.
-        plan: The change that is planned.
+    `was` is a module of the block at its old place, and `now` the same module at the new place, in the empty models of
+    `plan`. `name` is its path in the block ("": the block itself), and `numbers` the block's old and new number, from
+    0. `where` begins the error message. The result is name -> value or submodule of `now`, where it differs.
 
     Raises:
         _WrongPlaceError: If the class differs; or an attribute does that is neither the block's number nor a setting of

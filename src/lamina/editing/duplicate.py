@@ -38,9 +38,8 @@ _TOKENS = 7  # length of the input that blocks are tried on
 def duplicate_(model: PreTrainedModel, layers: Selector, *, identity: bool = True, stack: str | None = None) -> Edit:
     """Repeat blocks of a stack, in place. Copies of consecutive blocks are placed together after them.
 
-    Blocks are numbered as everywhere: block i is layer i, from 1. In a model with 4 blocks, "2-3" gives the order 1, 2,
-    3, 2, 3, 4, and [1, 3] gives 1, 1, 2, 3, 3, 4. Copies have weights of their own. If all layers are one block
-    (ALBERT), that block runs more often.
+    Block i is layer i, from 1. In a model with 4 blocks, "2-3" gives the order 1, 2, 3, 2, 3, 4, and [1, 3] gives 1, 1,
+    2, 3, 3, 4. Copies have weights of their own. If all layers are one block (ALBERT), that block runs more often.
 
     Args:
         model: A transformers model.

@@ -35,8 +35,7 @@ def is_inserted(name: str) -> bool:
 class InsertedLayer(nn.Module):
     """A layer after a projection or convolution. It computes act(W) x or act(W x), per head or over the full width.
 
-    The weight stays in float32 in a model of half precision, because bfloat16 has no number whose gelu is 1. `place`
-    says where the projection is; it is None until `add_layer_after` sets it.
+    The weight stays in float32 in a model of half precision, because bfloat16 has no number whose gelu is 1.
 
     Args:
         weight: Weight `[width, width]`, `[heads, width, width]`, or `[channels, channels, kernel...]` after a

@@ -131,10 +131,9 @@ def _foldable_weights(
 def _untie_positions(model: PreTrainedModel) -> list[str]:
     """Give each block its own weights for projecting position embeddings, copied from those it shared so far.
 
-    Some models (DeBERTa) project position embeddings with the query or key projection. That projection is about to be
-    merged with an inserted layer, which positions must not pass through. So positions get a copy of the projection as
-    it is now, and the config says so. Returns the names of the new parameters. Raises UnsupportedModelError, before
-    anything is changed, if a path of the family's row is not in a block.
+    The query and key projections are about to be merged with inserted layers, which positions must not pass through. So
+    positions get copies of the projections as they are now, and the config says so. Returns the names of the new
+    parameters. Raises UnsupportedModelError, before any change, if a path of the family's row is not in a block.
     """
     family = family_of(model)
     attention = ROLES[family].attention
@@ -166,8 +165,7 @@ def _untie_positions(model: PreTrainedModel) -> list[str]:
 def _check_layer(model: nn.Module, path: str, projection: nn.Module, layer: InsertedLayer) -> None:
     """Raise an error unless `layer` can be folded into `projection`, which is at `path` of the model.
 
-    Raises ConfigError if it is not linear or has a kernel above 1, and UnsupportedModelError if it mixes groups of
-    channels, or the projection also serves positions that cannot have projections of their own.
+    It is a ConfigError for a layer that is not linear or has a kernel above 1, else an UnsupportedModelError.
     """
     after = f"{_OP}: the layer inserted after '{path}'"
     if layer.activation is not None and layer.placement == "output":

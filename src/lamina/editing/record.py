@@ -52,7 +52,7 @@ class Edit:
     seed: int | None = None
 
     def __repr__(self) -> str:
-        """Return all fields as text, but only the number of parameters, because there may be hundreds of names."""
+        """Return all fields as text, but only the number of parameters."""
         what = f"'{self.kind}', stack='{self.stack}', layers={list(self.layers)}, {len(self.parameters)} parameters"
         return f"Edit({what}, settings={dict(self.settings)}, seed={self.seed})"
 
@@ -149,8 +149,7 @@ def set_source(model: PreTrainedModel, source: str) -> None:
 def source_of(model: PreTrainedModel) -> str:
     """Return the folder or hub id that a model was loaded from; "" if none is known.
 
-    After `lamina.load`, a folder is an absolute path, so it stays right if the working directory changes. After other
-    loaders, it is the path that they were given.
+    After `lamina.load`, a folder is an absolute path; after other loaders, the path that they were given.
     """
     return str(getattr(model, _SOURCE, getattr(model, "name_or_path", None) or ""))
 

@@ -90,10 +90,7 @@ class PooledClassification(HeadConfig):
 
     @classmethod
     def default(cls, task: ReadTask) -> tuple[FusionConfig, Self]:
-        """Return the default fusion, `PairedLayers` for pairs of texts, else `PooledLayers`; and a head for `task`.
-
-        These give every token the same features, so the head's pooling is "first".
-        """
+        """Return `PairedLayers` for pairs of texts, else `PooledLayers`; and a head for `task` with pooling "first"."""
         fusion = PairedLayers() if task.pairs else PooledLayers()
         return fusion, cls(task.labels, pooling="first", problem_type=task.problem_type)
 

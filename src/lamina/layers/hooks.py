@@ -240,13 +240,13 @@ DECODER_INPUTS = ("decoder_attention_mask", "decoder_input_ids", "decoder_inputs
 
 
 def tower_inputs(tower: nn.Module, batch: Mapping[str, object]) -> dict[str, object]:
-    """Return the entries of a batch that the `forward` of a tower accepts."""
+    """Return the entries of a batch that the `forward` of a tower (see `LayerStack`) accepts."""
     accepted = inspect.signature(tower.forward).parameters
     return {name: value for name, value in batch.items() if name in accepted}
 
 
 def run_stacks(model: nn.Module, stacks: Sequence[LayerStack], batch: Mapping[str, object], stop: StopForward) -> Any:  # noqa: ANN401
-    """Run as much of a model as the given stacks need: their towers, or the whole model if it has no towers.
+    """Run as much of a model as `stacks` need: their towers (see `LayerStack`), or the whole model if it has none.
 
     If one of the stacks is a decoder without an input in the batch, the decoder reads the encoder's token ids, shifted
     right behind the config's start token.

@@ -31,7 +31,7 @@ class WritingModel(Protocol):
     """A model that writes text, with the `generate` of transformers."""
 
     def generate(self, **arguments: Any) -> Tensor:
-        """Return token ids `[sequences, tokens]`; `arguments` are those of transformers."""
+        """Return token ids `[sequences, tokens]`."""
         ...
 
 
