@@ -330,8 +330,8 @@ class ReaderBank(ReaderCollection):
     ) -> Iterator[Step]:
         """Generate a text, and yield each new token with the monitors' scores as soon as it is available.
 
-        `generate` is called in another thread, at most two tokens ahead of the caller. If the caller leaves the loop
-        early, the generation ends.
+        `generate` is called in another thread, when the first step is asked for. It is at most two tokens ahead of the
+        caller. If the caller leaves the loop early, the generation ends.
 
         Args:
             model: The bank's model, or the part of it whose `generate` is called.

@@ -316,8 +316,9 @@ class ReaderCollection(nn.Module):
 
         Raises:
             ConfigError: If a layer that a reader reads is gone or its values have changed, so that the reader has to be
-                trained again; the message names both. Also if weights of the model were changed, blocks were changed
-                other than by edits, or it is not known how the model was edited since the bank first looked at it.
+                trained again; the message names both. Also if a fusion cannot read other layer numbers, an identity
+                copy was trained, weights of the model were changed, blocks were changed other than by edits, or it is
+                not known how the model was edited since the bank first looked at it.
         """
         hint = "Make a new bank on the edited model, and train its readers"
         by_name, edits = stacks(self.model), self._guard.edits_since(self.model) if "_guard" in vars(self) else None

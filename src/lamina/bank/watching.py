@@ -552,7 +552,7 @@ def _check_length(model: PreTrainedModel, arguments: Mapping[str, object]) -> No
 
 
 def _in_thread(write: Callable[[Callable[[Step], None], Event], None], device: str) -> Iterator[Step]:
-    """Call `write` in another thread, and yield the steps that it produces.
+    """Call `write` in another thread, when the first step is asked for, and yield the steps that it produces.
 
     `write` is called with a function to which it passes each step, and an event that is set once the caller has left.
     The thread inherits the caller's context variables, and the caller's autocast for devices of type `device`. An error

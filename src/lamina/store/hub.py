@@ -29,7 +29,7 @@ _LOGIN = "Log in with `hf auth login`, or set HF_TOKEN."
 
 
 def local_folder(folder: str, revision: str | None, readers: Collection[str] | None, *, base: bool) -> Path:
-    """Return the path of a bank's local folder; if no such folder exists, download the bank from the hub.
+    """Return `folder` as a path if it is a folder; else download the bank from the hub, and return its cached folder.
 
     Only the readers named in `readers` are downloaded (None: all), and a base model in the repository only with `base`.
 

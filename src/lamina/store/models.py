@@ -143,14 +143,13 @@ def _check_config(path: Path, name: str) -> None:
         ModelNotFoundError: If the file is missing or not valid JSON.
         StoreError: If the config asks for absurdly many layers, heads or labels.
     """
-    if not path.is_file() and (path.parent / "adapter_config.json").exists():
-        reason = "the folder has an adapter of PEFT and no model; load its base with PEFT, and save merge_and_unload()"
-        raise ModelNotFoundError(op="load", got=name, reason=reason)
     if not path.is_file():
-        inner = "".join(
-            f"; its folder '{found.parent.name}' has one" for found in sorted(path.parent.glob("*/config.json"))[-1:]
-        )
-        raise ModelNotFoundError(op="load", got=name, reason=f"the folder has no config.json{inner}")
+        reason = "the folder has an adapter of PEFT and no model; load its base with PEFT, and save merge_and_unload()"
+        if not (path.parent / "adapter_config.json").exists():
+            inner = sorted(path.parent.glob("*/config.json"))
+            hint = f"; its folder '{inner[-1].parent.name}' has one" if inner else ""
+            reason = f"the folder has no config.json{hint}"
+        raise ModelNotFoundError(op="load", got=name, reason=reason)
     try:
         fields = read_json(path, last_wins=True)
     except StoreError as error:

@@ -328,7 +328,8 @@ class ExportPlan:
     def inputs(self, rows: int, tokens: int) -> Batch:
         """Return a batch of the given size, at most 4 rows: ids of ordinary tokens, with every second row padded.
 
-        For readers of pairs, every row has two texts; ConfigError if there is no tokenizer that separates them.
+        A decoder's texts are two tokens shorter. For readers of pairs, every row has two texts; ConfigError if there is
+        no tokenizer that separates them.
         """
         probes = [probe_input(self.model, tokens, seed).inputs for seed in (1, 2)]
         accepted = inspect.signature(self._runs.forward).parameters
