@@ -368,8 +368,8 @@ class ReaderBank(ReaderCollection):
         The model's weights are saved only if `saves_base` is set, as it is if the bank trains them. The manifest names
         the folder or hub id from which the model was loaded, or to which `lamina.save` wrote it. If Lamina has edited
         or trained the model since then, the manifest does not name it and a warning is logged: the model must then be
-        passed to `from_pretrained`. Warnings also name readers that nothing has trained, and blocks that were
-        changed by hand in a model that is not saved.
+        passed to `from_pretrained`. Warnings also name readers that nothing has trained, and blocks that were changed
+        by hand in a model that is not saved.
 
         A bank that is already in the folder is replaced; if an error occurs, it stays complete. Other files stay.
 

@@ -186,7 +186,7 @@ class GenerationStates:
     def _real(self, state: Tensor, begin: int, fresh: int) -> Tensor:
         """Return a mask `[rows, fresh]` of the positions from `begin` on, False at padding of the prompt.
 
-        Generated tokens are always True. `state` is any state of the pass.
+        Generated tokens, and positions that the mask lacks, are True. `state` is any state of the pass.
         """
         batch, args, kwargs = self._arguments
         stack, all_real = self._template.stack, state.new_ones(state.shape[0], fresh, dtype=torch.bool)

@@ -163,9 +163,10 @@ class _Listener:
     def on_start(self, template: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Begin to read a pass over a stack, if the readers of `template` wait for it and may read it.
 
-        A bank's own passes are not read. If readers may not read a pass, the reason is recorded. `args` and `kwargs`
-        are the arguments of the module that contains the stack. Unless `over` is "prompt", a text that is continued
-        from a cache outside of `generate` drops all outputs and raises ConfigError.
+        A bank's own passes are not read. With `over` "output" or monitors, a stack that writes text is only read inside
+        of `generate`. If readers may not read a pass, the reason is recorded. `args` and `kwargs` are the arguments of
+        the module that contains the stack. Unless `over` is "prompt", a text that is continued from a cache outside of
+        `generate` drops all outputs and raises ConfigError.
         """
         if is_internal.get():
             ran = f"only a bank's own pass over the stack '{template.stack.name}' ran"

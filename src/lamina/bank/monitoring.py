@@ -106,7 +106,7 @@ def check_monitors(
     Raises:
         UnknownNameError: If a monitor, a reader or a label does not exist.
         ConfigError: If there is no monitor; if two monitors have the same name; or if a monitor does not fit the head
-            of its reader, or its reader needs later tokens.
+            of its reader, or its reader fails `check_token_wise`.
     """
     if isinstance(chosen, Mapping):
         chosen = [monitor or name for name, monitor in chosen.items()]  # a dict of None is a set of names

@@ -459,7 +459,8 @@ def _load_base(base: BaseFacts, folder: Path, *, writes: bool) -> tuple[PreTrain
 def _check_base(saved: BaseFacts, model: PreTrainedModel) -> None:
     """Raise BaseMismatchError unless `model` is the model that the manifest describes.
 
-    Fingerprints are slow, so they are compared only if everything else agrees.
+    Fingerprints are slow, so they are compared only if everything else agrees. If readers were trained on recorded
+    states, `check_recorded_base` compares the two.
     """
     differs: dict[str, tuple[object, object]] = {}
     model_type, by_name = str(model.config.model_type), stacks(model)

@@ -57,10 +57,9 @@ def local_folder(folder: str, revision: str | None, readers: Collection[str] | N
 
 
 def _patterns(readers: Collection[str] | None, *, base: bool) -> list[str]:
-    """Return patterns of a bank's files to download, without those of readers that are not in `readers` (None: all).
+    """Return patterns of the files of a bank to download, with the model's only if `base`. `readers` None: all readers.
 
-    The files of the model are included only with `base`. A name that no reader can have (such as "*") would act as a
-    pattern and is left out; loading reports it later.
+    A name that no reader can have (such as "*") would act as a pattern and is left out; loading reports it later.
     """
     names = ["*"] if readers is None else [name for name in readers if NAME.fullmatch(name)]
     reader_files = [f"{READERS}/{name}/{file}" for name in names for file in (READER, WEIGHTS)]

@@ -202,7 +202,8 @@ def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> t
     `load_weights` returns the model and the loading report; its option `key_mapping` (pattern -> text) renames saved
     weights. The result of its last call is returned. Wrappers are torch.compile, FSDP, activation checkpointing and
     DataParallel. Owners, programs that train the model as a part of another, add a prefix such as "model.". It is
-    dropped if otherwise no weight fits. If several prefixes fit, such as "model." and "ema.", it must be in `_OWNERS`.
+    dropped if no weight fits with it and most fit without. If several prefixes fit, such as "model." and "ema.", the
+    one in `_OWNERS` is dropped.
     """
     model, report = load_weights()
     if any(re.search(wrapper, key) for key in report["unexpected_keys"] for wrapper in _WRAPPERS):

@@ -110,8 +110,8 @@ class BaseFacts(SavedFacts):
         library: Versions of transformers and torch that saved the bank. If the installed versions differ,
             `StackFacts.modules` is not compared; of `StackFacts.config` only the settings that both versions have are
             compared. None in banks of earlier versions of lamina.
-        trained: Whether the bank's folder contains the model (`saves_base`), usually because it was trained with the
-            readers. `id` is then where it was loaded from, even if it was changed since.
+        trained: Whether the bank's folder contains the model (`saves_base`). `id` is then where it was loaded from,
+            even if it was changed since.
         recorded: The recorded layers, if the readers were trained on recorded states. An unknown `id` is then None, and
             an unknown `model_type` "". None: the readers were trained on the model itself.
         adapters: Names of the adapters (PEFT) that were active in the model. They are only for messages. None

@@ -159,7 +159,7 @@ def _check_config(path: Path, name: str) -> None:
 
 
 def _check_counts(path: Path, fields: Mapping[str, object]) -> None:
-    """Raise StoreError if a number in a config, such as that of layers or labels, is larger than in any real model.
+    """Raise StoreError if a count in a config, such as that of layers or labels, is above 100,000.
 
     `path` is the config file and `fields` its content; nested configs are checked too.
     """
