@@ -291,7 +291,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
         return [row[0] if len(row) == 1 else (row[0], row[1]) for row in parts]
 
     def _check_same_cut(self, rows: Sequence[Sequence[str]]) -> None:
-        """Raise ConfigError if a text is longer than one reader's window, and another reader has a longer window.
+        """Raise ConfigError if a text is longer than the window of a reader of tokens, and another reader reads more.
 
         `rows` has a list for each text or pair of a request, with one or two texts.
         """

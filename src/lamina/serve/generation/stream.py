@@ -49,7 +49,7 @@ class TokenEvent:
     last: bool = False
 
     def token(self) -> dict[str, JSON]:
-        """Return the token as a part of a response: "id", "text" (or `special_text`), and whether it is "special"."""
+        """Return the token as a part of a response: "id", "text" (`special_text`, if set), and "special"."""
         text = self.text if self.special_text is None else self.special_text
         return {"id": self.id, "text": text, "special": self.special_text is not None}
 

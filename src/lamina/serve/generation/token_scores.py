@@ -182,9 +182,9 @@ def _stopping(saved: dict[str, AnyMonitor], stop: bool | Sequence[str]) -> list[
 def _answer(bank: ReaderBank, name: str, output: ReaderOutput) -> JSON:
     """Return the answer of the reader `name` about the only text of a batch, made from the reader's output.
 
-    A regression answers with its value. A reader of whole texts answers with all labels and their scores, best first. A
-    reader of tokens answers for each token with its id (None if it is not text), its best label and that label's score.
-    Numbers that are not finite become None.
+    A regression answers {"value"}. A reader of whole texts answers {"label", "score"} for each label, best first. A
+    reader of tokens answers {"id", "label", "score"} for each token: its id (None if it is not text), its best label
+    and that label's score. Numbers that are not finite become None.
     """
     problem, labels = bank[name].config.head.problem_type, _labels_of(bank, name)
     logits = output.logits[0].detach().double().cpu()
