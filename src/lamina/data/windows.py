@@ -112,9 +112,9 @@ def deciding_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]
 
 
 def word_places(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> dict[int, list[tuple[int, int]]]:
-    """Return window -> a list of (position, word) with the first token that belongs to each word, see `word_tokens`.
+    """Return window -> a list of (position, word) with the first token that belongs to each word (see `word_tokens`).
 
-    Words are numbered through all texts, from 0. Windows without a first token have no entry. Arguments and the
+    Words are numbered through all texts, from 0. Windows without such a token have no entry. Arguments and the
     ConfigError are those of `word_tokens`.
     """
     firsts: dict[int, WordToken] = {}
