@@ -94,6 +94,11 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         logits = torch.from_numpy(self._scores[first:last, reader.first : reader.first + reader.logits])
         return probabilities(reader, logits).tolist()
 
+    @property
+    def read(self) -> int:
+        """Number of tokens of the text (prompt and output together) that have scores so far."""
+        return self._end
+
     def before(self, output: int) -> int:
         """Return how many tokens are read once `output` tokens are generated: the prompt, and all of these but one."""
         return self._prompt + output - 1
