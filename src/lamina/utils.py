@@ -515,7 +515,8 @@ def progress_bar(batches: Iterable[T], *, show: bool, **options: Any) -> Iterabl
 def check_versions() -> None:
     """Check that torch, transformers and the other required packages are installed and new enough.
 
-    The requirements are read from the package's metadata. Nothing is checked if Lamina itself is not installed.
+    The requirements are read from the package's metadata. Nothing is checked if Lamina itself is not installed, or an
+    earlier call succeeded.
 
     Raises:
         ConfigError: If a package is missing, too old or too new. The message names its version.

@@ -103,7 +103,7 @@ def check_output(
 
     Args:
         op: The command, for the message.
-        folder: The output folder, which need not exist. Hidden files, folders of studies, and whatever is named like a
+        folder: The output folder, which need not exist. Hidden files, folders of studies, and paths with the name of a
             study do not count.
         overwrite: Whether --overwrite was given; results in the folder are then replaced.
         resume: Whether --resume was given. None: the command has no such option.

@@ -27,7 +27,7 @@ _DRY_RUN = "Run nothing; read the recipe and its data and print what would run."
 
 
 class Plan(TypedDict):
-    """What a study would run, as `lamina study --dry-run` prints it.
+    """The facts about a study that `lamina study --dry-run` prints.
 
     Attributes:
         study: Name of the study.

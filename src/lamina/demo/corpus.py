@@ -195,10 +195,9 @@ def corpus(seed: int = 0, rows: int = 3000, *, sentences: Path | str | None = No
 def write(
     folder: Path | str, *, seed: int = 0, rows: int = 3000, sentences: Path | str | None = None
 ) -> dict[str, Path]:
-    """Write the demo corpus as `train.jsonl`, `validation.jsonl` and `test.jsonl` into `folder`.
+    """Write the demo corpus as `train.jsonl`, `validation.jsonl` and `test.jsonl` into `folder`, which is created.
 
-    The other parameters and errors are those of `corpus`. A file that cannot be written completely is not written at
-    all.
+    The other parameters and errors are those of `corpus`. Each file is replaced whole or not at all.
 
     Returns:
         Split -> path of its file.

@@ -153,7 +153,7 @@ def run_demo(
     The bank is saved with the default readers only, and a picture beside it.
 
     Args:
-        folder: Output folder. What an earlier demo wrote there is replaced.
+        folder: Output folder; results of an earlier demo in it are replaced.
         rows: Number of sentences in the corpus. None: 6,500, or 20,000 in the full demo.
         epochs: Number of passes over the training split.
         seed: Seed of the corpus, the readers and the order of the rows.

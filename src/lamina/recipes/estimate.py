@@ -81,7 +81,7 @@ def fit_batches(
 
     Readers that share passes have one entry, for all of them together. Runs of a method whose rows per step or longest
     rows differ have separate entries. Rows per optimizer step stay as they are. `planned` are all runs, and `tasks` has
-    the copies of those tasks whose data was read. `memory_bytes` is the memory of each GPU, of which 90 % are used.
+    the copies of those tasks whose data was read. `memory_bytes` is the memory of each GPU; 90 % of it may be used.
     Raises ConfigError if not even one row fits.
     """
     batches: list[FittedBatch] = []

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lamina.errors import ConfigError, check_known
-from lamina.recipes.paper_tables import check_metrics, check_one_metric
+from lamina.recipes.paper_tables import check_one_metric
 from lamina.recipes.schema import FILE_KEYS, Recipe, TaskRecipe
+from lamina.recipes.table_layouts import PARAMETERS
 from lamina.tasks.metrics import metrics_of
 from lamina.tasks.presets import find_preset
 from lamina.tasks.split import limited
@@ -40,6 +41,8 @@ def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]
     Returns:
         Task name -> a list with the task, or with one copy per repeat of its subsample.
     """
+    shown = [metric for table in recipe.table for metric in table.metrics]
+    shown += [figure.metric for figure in recipe.figure if figure.metric]
     loaded: dict[str, Task] = {}
     tasks: dict[str, list[Task]] = {}
     for name, body in recipe.chosen_tasks.items():
@@ -47,7 +50,7 @@ def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]
         if key not in loaded:
             loaded[key] = load_task(name, body, data)
         check_parts(recipe, name, loaded[key].splits)
-        check_metrics(recipe, name, loaded[key].metrics)
+        check_known(f"recipe, task {name}", shown, [*loaded[key].metrics, PARAMETERS], "metric")
         tasks[name] = repeats(body, loaded[key])
     check_one_metric(recipe, {name: copies[0].metric for name, copies in tasks.items()})
     return tasks

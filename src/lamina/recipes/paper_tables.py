@@ -10,7 +10,7 @@ import math
 from statistics import fmean
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
-from lamina.errors import ConfigError, check_known, error_context
+from lamina.errors import ConfigError, error_context
 from lamina.recipes.expand import grid_of
 from lamina.recipes.report_file import Cell, Curves, PivotTable, Point, Report, TableRow
 from lamina.recipes.schema import Recipe, all_coordinates, recipe_coordinates, row_and_column_names
@@ -198,16 +198,6 @@ def markdown(table: Sequence[SummaryRow]) -> str:
     lines = [[cell.replace("|", "\\|") for cell in line] for line in (columns, *rows)]
     head, *body = (f"| {' | '.join(line)} |" for line in lines)
     return "\n".join([head, "|" + "---|" * len(columns), *body, *(f"\n{note}" for note in notes(table))]) + "\n"
-
-
-def check_metrics(recipe: Recipe, task: str, known: Sequence[str]) -> None:
-    """Raise UnknownNameError if a table or figure of a recipe shows a metric that a task does not have.
-
-    `known` are the task's metrics, which depend on its data; "parameters" is always known.
-    """
-    shown = [metric for table in recipe.table for metric in table.metrics]
-    shown += [figure.metric for figure in recipe.figure if figure.metric]
-    check_known(f"recipe, task {task}", shown, [*known, PARAMETERS], "metric")
 
 
 def check_one_metric(recipe: Recipe, metrics: Mapping[str, str]) -> None:

@@ -70,8 +70,8 @@ class RecipeResult:
         importances: One row per reader, epoch (or step) and layer.
         history: One row per reader or model, and epoch.
         report: The recipe's tables and figures.
-        steps: Optimizer steps.
-        seconds: Wall-clock time.
+        steps: Optimizer steps of all runs together.
+        seconds: Wall-clock time of all runs together.
         truncated: Task -> number of training texts that were truncated.
         baselines: Task -> as in `FitResult.baselines`.
         unlabelled: Task -> number of training rows without a label.
@@ -107,9 +107,10 @@ def run_recipe(
     Raises ConfigError if an option is not allowed, `ray` is given for readers that share passes of the model, not even
     one row fits `memory_bytes`, every separate run failed, or a run to resume had other settings or data. Raises
     UnknownNameError if an option, or a metric of a task, does not exist; DataError if the data of a task cannot be read
-    or used; StoreError if the output folder cannot be written, or a file in it is damaged; MissingExtraError if SciPy
-    (for several seeds or repeats) or a package of a metric is missing. Readers that share passes also raise the errors
-    of `lamina.load`, `lamina.fit` and, with monitors, `lamina.monitors.calibrate`; methods those of their edits.
+    or used; StoreError if the output folder cannot be written or is in use, or a file in it is damaged;
+    MissingExtraError if SciPy (for several seeds or repeats) or a package of a metric is missing. Readers that share
+    passes also raise the errors of `lamina.load`, `lamina.fit` and, with monitors, `lamina.monitors.calibrate`; methods
+    those of their edits.
 
     Args:
         recipe: The recipe, from `load_recipe`.

@@ -75,7 +75,7 @@ class SeparateRuns:
         return Shelf(self.place, lambda cell: self._identity(cell.name), op="recipe", what="run")
 
     def begin(self, cells: Iterable[Cell]) -> dict[str, State]:
-        """Prepare the output folder before the first run starts; return run name -> results of the runs to skip.
+        """Prepare the output folder and `scores` before the first run; return run name -> results of the runs to skip.
 
         Runs with the option `resume` are skipped if they have finished; their results (see `_Session.train_one`) are
         read from the folder. Checkpoints and temporary models are removed, unless they belong to interrupted runs that
