@@ -72,8 +72,8 @@ class ReaderBank(ReaderCollection):
 
     Raises:
         ConfigError: If an argument has the wrong type; if `train_base` is set and all parameters are frozen, or the
-            model has adapters (PEFT), which could not be saved; if the tokenizer has ids beyond the embedding table; if
-            layers that were inserted into the model have been lost, because another library replaced their projections.
+            model has adapters (PEFT); if the tokenizer has ids beyond the embedding table; if layers that were inserted
+            into the model have been lost.
         NotFiniteError: If a weight of the model holds NaN or infinity.
     """
 
@@ -299,8 +299,8 @@ class ReaderBank(ReaderCollection):
             every: Number of tokens that are scored together. A larger number costs less, but steps, flags and stops are
                 delayed by up to that many tokens.
             drift: Monitor name -> its drift test, from `monitor.watch_drift()`. The test receives each whole reply. It
-                cannot be used with over="both", for a cascade, or together with `watch.stopping`, which cuts replies
-                short. If a reply is cut off in another way, call `watch.discard()` before `generate` returns.
+                cannot be used with over="both", for a cascade, or together with `watch.stopping`. If a reply is cut
+                off, call `watch.discard()` before `generate` returns.
 
         Returns:
             A context manager that yields the `Watch`, filled while the model generates. Entering it raises the errors.
@@ -310,8 +310,7 @@ class ReaderBank(ReaderCollection):
             ConfigError: If there is no monitor, two have one name, or one cannot be read or does not fit its reader's
                 head; if `every` is below 1, or drift cannot be tested; if the frozen model has changed, does not write
                 text from left to right, or decodes by its own loop; if a reader's logits of a token depend on later
-                tokens. Also raised by `generate` for beam search and assisted decoding, which read tokens that may not
-                be part of the text.
+                tokens. Also raised by `generate` for beam search and assisted decoding.
         """
         return watching.watch(self, monitors, over, stop=stop, on_token=on_token, every=every, drift=drift)
 

@@ -70,5 +70,5 @@ class Detokenizer:
         return piece
 
     def _decode(self, ids: list[int]) -> str:
-        """Return the text of token ids; "" for an empty list, which some tokenizers cannot decode."""
+        """Return the text of token ids; "" for an empty list."""
         return str(self._tokenizer.decode(ids)) if ids else ""

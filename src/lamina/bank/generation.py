@@ -89,7 +89,7 @@ class GenerateCall:
         prompt_in_pieces: Whether it is uncertain that the first pass reads the whole prompt with its mask: with prompts
             in chunks, with drafts, or with a cache that holds tokens already or has a fixed size.
         prompt_tokens: Number of tokens of the prompt at the start of the returned sequences, which is the width of
-            `prompts`; 0 if the prompt is embeddings, because the sequences then have only new tokens.
+            `prompts`; 0 if the prompt is embeddings.
         prompt: Length of the prompt that the decoder reads, in tokens.
         prompts: `input_ids`: `[rows, tokens]` with padding. In an encoder-decoder, the decoder's start tokens. `[rows,
             0]` if the prompts are embeddings.
@@ -122,8 +122,8 @@ class GenerateCall:
     def run(self, function: Method) -> Generated:
         """Call `function`, the original decoding method, with the arguments of this call, and return its result.
 
-        Beam search is called with `return_dict_in_generate=True`, because only that result has the beam indices.
-        `Generated.output` has the form for which the caller asked.
+        Beam search is called with `return_dict_in_generate=True`, to get the beam indices. `Generated.output` has the
+        form for which the caller asked.
         """
         config: GenerationConfig = copy.copy(self.config)
         config.return_dict_in_generate = bool(config.return_dict_in_generate) or self.beams
@@ -183,8 +183,7 @@ class Interception(NamedTuple):
             function that is then called with the result.
         is_waiting: Returns whether readers wait for the next generated text; if so, the options of `generate` are
             checked first.
-        is_reading: Returns whether the next pass of the model is going to be read; if so, "token_healing" is refused,
-            since it writes another text first.
+        is_reading: Returns whether the next pass of the model is going to be read; if so, "token_healing" is refused.
     """
 
     model: nn.Module
@@ -268,7 +267,7 @@ def _check_loop(model: PreTrainedModel, loop: object = None, *_args: object, **_
     """Raise ConfigError if readers wait for a text and `loop` is given: the option "custom_generate".
 
     It is a decoding loop (a function, or the name of a repository) that may run without a cache, and would be read as a
-    single pass. Calls by `from_pretrained` pass, since they give the model's name by keyword.
+    single pass. Calls by `from_pretrained` pass: they give the model's name by keyword.
     """
     if loop is not None and any(hook.is_waiting() for hook in _interceptions(model)):
         _check_options({"custom_generate": loop}.get)

@@ -230,8 +230,8 @@ class GenerationStates:
         """Return reader name -> output for the sequences in `result`; or a text that says why readers have none.
 
         If `over` is "prompt", the outputs are for the prompts, one row per beam or sample. The ids that the stack read
-        are compared with the returned ones, so that states are never assigned to a text that the model did not read.
-        With an observer, call its `on_end` and return {}.
+        are compared with the returned ones; if they differ, there are no outputs. With an observer, call its `on_end`
+        and return {}.
         """
         self._read_waiting()
         if self.over == "prompt":  # one row per beam or sample, as where one pass reads the whole prompt

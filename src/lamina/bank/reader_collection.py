@@ -481,7 +481,7 @@ class ReaderCollection(nn.Module):
     def _run(self, wanted: Sequence[LayerStack], batch: Inputs, stop: StopForward) -> Any:  # noqa: ANN401
         """Run the model by `run_stacks`, with its arguments and result; a frozen model in eval mode.
 
-        Compiled models run uncompiled, because compiled code may skip hooks.
+        Compiled models run uncompiled.
         """
         compiled = is_compiled(self.model) or self._guard.compiled
         with uncompiled() if compiled else nullcontext(), self.eval_pass():

@@ -106,7 +106,7 @@ def check_blocks(before: LayerStack, after: LayerStack, edits: Sequence[Move]) -
 
 
 def check_untrained(parameters: Mapping[str, Tensor], edits: Sequence[Move]) -> None:
-    """Raise ConfigError if an identity copy of a block that `edits` added was trained, so that it changes the states.
+    """Raise ConfigError if an identity copy of a block that `edits` added was trained.
 
     `parameters` are the edited model's parameters by name.
     """

@@ -430,7 +430,7 @@ def real_tokens(
 ) -> Bool[Tensor, "batch tokens"]:
     """Return a mask `[batch, tokens]` that is True at the tokens of a hidden state and False at padding.
 
-    In a row that is all padding, the first token counts as True, so that pooling over the row stays finite.
+    In a row that is all padding, the first token counts as True, so that pooling stays finite.
 
     Args:
         mask: Attention mask as `token_mask` returns it. None: no padding. For audio models it may be a mask of samples,

@@ -131,7 +131,7 @@ class Watch:
 
 
 def _require_text(text: _WatchedText | None) -> _WatchedText:
-    """Return `text`; raise ConfigError if it is None, because nothing was generated in the `with` block yet."""
+    """Return `text`; raise ConfigError if it is None: nothing was generated yet."""
     if text is None:
         problem = "no text was written yet in the context that watches. Call model.generate in it"
         rule = "a thread started by hand must run contextvars.copy_context().run"

@@ -349,7 +349,7 @@ def load_bank(
     """Load a saved bank; the arguments and errors are those of `ReaderBank.from_pretrained`.
 
     With `writes`, the base model is loaded with its language model head, if it was saved with one. This is always done
-    if a loaded reader has monitors or was added for them, because they score text that the model generates.
+    if a loaded reader has monitors or was added for them.
     """
     place = os.fsdecode(check_type("load", "folder", folder, "str | Path"))
     names = [readers] if isinstance(readers, str) else check_type("load", "readers", readers, "Collection | None")

@@ -168,7 +168,7 @@ def _scores_of(reader: ReaderModule) -> Mapping[str, object]:
 def _results(name: str, reader: ReaderModule) -> list[EvalResult]:
     """Return a reader's finite scores in the hub's format, beginning with the metric that chose the best epoch.
 
-    The name of each metric contains the name of the reader, since the hub merges results of equal names.
+    The name of each metric contains the name of the reader.
     """
     metric, task = reader.info.get("metric"), str(reader.info.get("task") or name)
     return [
@@ -244,5 +244,5 @@ def _row(name: str, reader: ReaderModule) -> str:
 
 
 def _table_row(cells: list[str]) -> str:
-    """Return a row of a Markdown table. Bars and line breaks in cells are replaced, because they would end a cell."""
+    """Return a row of a Markdown table. Bars and line breaks in cells are replaced."""
     return "| " + " | ".join(re.sub(r"\s+", " ", cell.replace("|", "\\|")) for cell in cells) + " |"

@@ -281,7 +281,7 @@ def _is_needed(model: PreTrainedModel, key: str) -> bool:
 
 
 def outline(name: str | Path, head: str | None = None) -> PreTrainedModel:
-    """Build a model with its edits on the meta device: modules and shapes without weights, so that no memory is needed.
+    """Build a model with its edits on the meta device: modules and shapes without weights.
 
     Args:
         name: A local folder, a hub id, or "minilm". Only the config and the record of edits are read.

@@ -286,7 +286,7 @@ def _check_types(path: Path) -> None:
 
     They are not if a dict inside has more weights, or if there are other objects and no weights. Only the types of
     names that end in "weight" are checked: GPT-2 and its kin saved their causal masks as "attn.bias". A warning is
-    logged for 8-bit floats, which may have been divided by scales. A file that cannot be read is left to transformers.
+    logged for 8-bit floats. A file that cannot be read is left to transformers.
     """
     types: dict[str, str] = {}
     content: object = {}
@@ -434,7 +434,7 @@ def source_of(name: str, revision: str | None) -> str:
 
 
 def check_revision(folder: str, revision: str | None) -> None:
-    """Raise ConfigError unless `revision` is None or "main", since a folder has no revisions."""
+    """Raise ConfigError unless `revision` is None or "main"."""
     if revision not in (None, "main"):
         problem = f"revision is '{revision}' for the folder {folder}; only the hub has revisions"
         raise ConfigError(f"load: {problem}. Leave revision out.")

@@ -422,7 +422,7 @@ def _as_traced(plan: ExportPlan) -> Generator[None]:
     """Prepare the readers for a trace inside the `with` block, and silence the libraries' warnings.
 
     Which layers of a fusion are active depends on its weights. Tensors in a trace have no values, so the layers are
-    fixed here, for good, since the fusions belong to the export's copy.
+    fixed here, for good.
     """
     for module in plan.bank.modules():
         if isinstance(module, Fusion):

@@ -69,7 +69,7 @@ class OnnxEngine:
 
         Raises:
             StoreError: If the files are damaged, or belong to another bank or base, or the answers differ from
-                PyTorch's. A quantised graph is not compared here, because its scores were compared on export.
+                PyTorch's. A quantised graph is not compared.
             UnknownNameError: If `onnx.json` has an unknown key.
             ConfigError: If the frozen model or the processor has changed since the bank was made.
             MissingExtraError: If onnxruntime, or a package that it imports, is not installed.
@@ -169,7 +169,7 @@ class _Weights:
 
 
 def _version(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place; 0 for tensors of inference mode, which cannot be changed."""
+    """Return how often a tensor was changed in place; 0 for tensors of inference mode."""
     return 0 if tensor.is_inference() else tensor._version
 
 

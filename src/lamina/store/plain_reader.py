@@ -356,8 +356,7 @@ def forward_hooks(folder: str | Path, sink: str | None = None, prefix: str = "")
     Raises the errors of `PlainReader.load`.
 
     Args:
-        folder: Folder of the exported reader. It must be on the server's PYTHONPATH, because the entries name the
-            module `lamina_reader`.
+        folder: Folder of the exported reader. It must be on the server's PYTHONPATH.
         sink: "module:function" to call with every `Answer`. None: the answers wait in `Listener.answers`.
         prefix: Prefix of the module names, such as "language_model." if the language model is a part of the model.
     """

@@ -42,8 +42,8 @@ _NOISE = ("processor_class", "auto_map", "_name_or_path", "name_or_path", "trans
 def processor_facts(processor: Processor) -> dict[str, JSON]:
     """Return what a processor's outputs depend on, JSON-ready: short facts in full, long ones as digests.
 
-    The padding side is not included, because Lamina pads by itself. A processor of an unknown kind has only its class.
-    A tokenizer with steps in Python raises an Exception.
+    The padding side is not included. A processor of an unknown kind has only its class. A tokenizer with steps in
+    Python raises an Exception.
     """
     facts: dict[str, JSON] = {part: _digest(settings) for part, settings in _parts_of(processor).items()}
     tokenizer = tokenizer_of(processor)
@@ -158,7 +158,7 @@ def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
 def record_inputs(readers: Iterable[ReaderModule], processor: Processor | None) -> None:
     """Set the `inputs` of readers to the facts about a processor as it is now, for `check_inputs`.
 
-    They are None without a processor, or with a tokenizer that has steps in Python, which cannot be digested.
+    They are None without a processor, or with a tokenizer that has steps in Python.
     """
     facts = None
     if processor is not None:
@@ -251,7 +251,7 @@ def _differences(
     """Return name -> (known value, present value) for the facts in `names` that differ; a missing value is None.
 
     Without `names`, the facts that both sides have are compared, and all settings of a tokenizer. The padding token
-    does not count, because padding is masked.
+    does not count.
     """
     if names is None:
         both = known.keys() & facts.keys()

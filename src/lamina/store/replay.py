@@ -169,8 +169,8 @@ def weight_problem(
         model: The loaded model.
         missing: Names of its weights that were not saved.
         unexpected: Names of saved weights that it lacks.
-        exact: Whether it has the class of the saved model. Then all weights must fit, except a backbone's pooler, which
-            may not have been saved. Otherwise only the parts that contain layers must fit.
+        exact: Whether it has the class of the saved model. Then all weights must fit, except a backbone's pooler.
+            Otherwise only the parts that contain layers must fit.
     """
     is_backbone = model.base_model is model
 
@@ -215,8 +215,7 @@ def check_head(model: PreTrainedModel, name: str, new: Sequence[str]) -> None:
 def _in_layers(model: PreTrainedModel, names: Collection[str]) -> list[str]:
     """Return those of `names` whose parameters lie in children of the backbone that contain layers.
 
-    Poolers and heads are left out, because they are missing in some classes of the same family. If the layers of the
-    model cannot be found, all children of the backbone count.
+    Poolers and heads are left out. If the layers of the model cannot be found, all children of the backbone count.
     """
     if not names:
         return []

@@ -112,9 +112,8 @@ def _changed_setting(model: nn.Module, empty: nn.Module) -> str | None:
 def changed_blocks(model: PreTrainedModel) -> str | None:
     """Return how a model's blocks differ from those that its config and edits describe, as text; None if they do not.
 
-    Names, shapes and sharing of the weights in blocks are compared. Values are not, nor other parts, such as a pooler,
-    which a base model may lack. Models that cannot be built from their config, quantised ones, and those with adapters
-    are not compared.
+    Names, shapes and sharing of the weights in blocks are compared. Values are not, nor other parts, such as a pooler.
+    Models that cannot be built from their config, quantised ones, and those with adapters are not compared.
     """
     if getattr(model.config, "quantization_config", None) is not None or has_peft(model):
         return None
