@@ -21,6 +21,7 @@ from lamina.studies.cutting.least_blocks import drop_least_
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 THINGS, WORDS = ("film", "paris", "anna"), {"good": ("good", "fun"), "bad": ("bad", "slow", "not good")}
 
@@ -117,6 +118,14 @@ def test_few_rows_are_said_and_give_no_interval(caplog: pytest.LogCaptureFixture
     assert "--by loss chooses blocks on 4 rows of 'mood'" in said[1]
 
 
+@pytest.mark.parametrize("by", ["influence", "loss"])
+def test_the_processor_saved_with_the_model_is_used(tmp_path: Path, by: least_blocks.By):
+    tiny_model(kind=BertForSequenceClassification).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    model = BertForSequenceClassification.from_pretrained(tmp_path)
+    assert len(drop_least_(model, mood(), 1, by=by).dropped) == 1
+
+
 @pytest.mark.long
 def test_only_a_missing_head_makes_readers_score_the_model():
     task, model = mood(), trained(mood())
@@ -149,7 +158,7 @@ def test_a_backbone_has_no_head_whatever_classes_its_config_names(count: int):
     task = lamina.Task.from_dataset("sequence_classification", splits, text="text", label="label", **kind)
     model = tiny_model()
     model.config.id2label = {0: "other", 1: "names"}
-    assert not least_blocks._has_head(model, task, tiny_tokenizer())
+    assert not least_blocks._has_head(model, task, tiny_tokenizer())[0]
     assert model.config.id2label == {0: "other", 1: "names"}
 
 

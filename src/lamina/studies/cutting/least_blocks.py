@@ -159,7 +159,7 @@ def drop_least_(  # noqa: PLR0913 options of the command
     check_known(_OP, [by], get_args(By), "way to choose blocks")
     edited = movable_stack(model, stack, _OP)
     check_range(_OP, "count", count, 1, edited.depth - 1)
-    own = _has_head(model, task, processor)
+    own, processor = _has_head(model, task, processor)
     if not own and (by == "loss" or heal_epochs):
         what = "--by loss" if by == "loss" else "--heal"
         raise ConfigError(
@@ -208,20 +208,23 @@ def drop_least_(  # noqa: PLR0913 options of the command
 class _Subject:
     """What `drop_least_` cuts: `stack` of `model`. It is scored on `task`, by the model's own head if `own`.
 
-    `processor` (None: the model's) reads the rows, `seed` divides the validation split, and `progress` shows bars.
+    `processor` reads the rows, `seed` divides the validation split, and `progress` shows bars.
     """
 
     model: PreTrainedModel
     task: Task
-    processor: Processor | None
+    processor: Processor
     stack: LayerStack
     seed: int
     own: bool
     progress: bool
 
 
-def _has_head(model: PreTrainedModel, task: Task, processor: Processor | None) -> bool:
-    """Return whether the model's own head fits the task; raise LaminaError if data or processor are not usable."""
+def _has_head(model: PreTrainedModel, task: Task, processor: Processor | None) -> tuple[bool, Processor]:
+    """Return whether the model's own head fits the task; and `processor`, or if it is None, the model's.
+
+    Raises LaminaError if data or processor are not usable.
+    """
     few = {task.name: _rows_of(task, range(min(_TRIED, len(task.split("validation")))))}
     runner = ModelRunner(model, few[task.name], _OP, processor, PassOptions())
     runner.check(few, ("validation",))
@@ -229,8 +232,8 @@ def _has_head(model: PreTrainedModel, task: Task, processor: Processor | None) -
         for group in scoring_groups(runner, few, "validation", PassOptions()):
             runner.fit_head(group, keep=False)
     except UnfitHeadError:
-        return False
-    return True
+        return False, runner.processor
+    return True, runner.processor
 
 
 def _warn_of_few_rows(task: Task, by: By) -> None:
