@@ -201,8 +201,8 @@ def _charts(sections: Sequence[Section]) -> list[_Chart]:
 def _leading(charts: Sequence[_Chart]) -> list[_Chart]:
     """Return the charts shown beside the verdicts, at the top of the page.
 
-    These are all charts that have the name of the page's first chart and come from sections of the same kind; or the
-    first chart alone, if there are more than two (`MOST_LEADING`).
+    These are the page's first chart, and those of its name from sections of its kind. If they are more than two
+    (`MOST_LEADING`), only the first is shown.
     """
     first = charts[0]
     group = [chart for chart in charts if (chart.section.kind, chart.name) == (first.section.kind, first.name)]

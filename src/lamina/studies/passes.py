@@ -298,9 +298,9 @@ def prompt_ids(
 ) -> list[Tensor]:
     """Return the token ids `[tokens]` of each prompt in `texts`, without special tokens at the end.
 
-    Texts are truncated to `tokens` tokens, special ones included, or to what the model allows if that is less or
-    `tokens` is None. Texts with special tokens alone are left out. Raises DataError if none is left, and ConfigError or
-    StoreError as `text_inputs` does; messages begin with `op`.
+    Texts are truncated to `tokens` tokens, special ones included, or to what the model allows (if that is less, or for
+    None). Texts with special tokens alone are left out. Raises DataError if none is left, and ConfigError or StoreError
+    as `text_inputs` does; messages begin with `op`.
     """
     limit = length_limit(model, processor)
     inputs = text_inputs(model, texts, processor, limit if tokens is None else min(tokens, limit), op=op)

@@ -85,8 +85,8 @@ class CellInputs:
         """Check the inputs before any cell runs; return the stack of a copy of the model, and the study's settings.
 
         The settings are all that the results of the cells depend on, JSON-ready: facts of the model and the tasks, the
-        name of the stack, the training options, the seeds, and `study_options` (options of this study alone). Training
-        options are not checked if there are no tasks, except `max_length`. Raises LaminaError if an option or a seed is
+        name of the stack, the training options, the seeds, and `study_options` (options of this study alone). Without
+        tasks, `max_length` is the only training option that is checked. Raises LaminaError if an option or a seed is
         not allowed, the model cannot be loaded, the stack does not exist or has no module per block, or the processor
         or `max_length` suits none of the tasks. If they suit some tasks, only the cells of the others fail. `op` is the
         operation, for messages.
@@ -249,7 +249,7 @@ def study_of_cells(
     figures: Mapping[str, Figure],
     conclusions: Sequence[str] = (),
 ) -> Study:
-    """Return the study whose `table` came from cells. Library versions and the failed cells are added to its settings.
+    """Return the study whose `table` came from cells. Its settings also get the library "versions" and the "failures".
 
     `figures` is chart name -> chart, and `conclusions` are sentences. Raises ConfigError if every cell failed, or there
     were no rows.

@@ -174,8 +174,8 @@ class SetStates:
 def set_texts(folder: Path, points: Sequence[float | None], settings: CellSettings, name: str) -> list[str]:
     """Return the texts of the set `name` that any of the `points` trains on or scores; texts may repeat.
 
-    A point (see `cell_portion`) for which the set has too few rows adds none; nor does any point if the set is missing
-    or damaged.
+    A point (see `cell_portion`) for which the set has too few rows adds none. If the set is missing or damaged, the
+    result is [].
     """
     texts: list[str] = []
     for point in points:

@@ -354,8 +354,8 @@ def _by_readers(subject: _Subject, count: int) -> _Choice:
 def _falls(subject: _Subject, score: Callable[[], float], without: Sequence[int], desc: str) -> dict[int, float]:
     """Return block number (from 1) -> how far `score()` falls below the whole model's score if the block is skipped.
 
-    Blocks in `without` are skipped with each block, and are not in the result. For metrics where lower is better, it is
-    how far the score rises. `desc` is the text of the progress bar. Raises UnsupportedModelError if a block cannot be
+    Blocks in `without` are skipped with each block, and are not in the result. Where lower scores are better, values
+    are how far it rises. `desc` is the text of the progress bar. Raises UnsupportedModelError if a block cannot be
     skipped.
     """
     sign = -1 if subject.task.metric in LOWER else 1

@@ -249,10 +249,10 @@ def _fit_and_predict(
 def text_features(name: str, train: TextColumns, test: TextColumns, *, tags: bool) -> tuple[Features, Features]:
     """Return the features of a baseline, `[rows, features]`, for the rows in `train` and for those in `test`.
 
-    `name` is a baseline's, any but "majority". The features of all columns stand side by side. Vectorizers are fitted
-    on the training rows only, and so are mean and scale, by which "length" is standardised. If no training text has a
-    word, there is one column of zeros. With `tags`, each row is a word: "bag_of_words" does not split it, and "tfidf"
-    reads its letters.
+    `name` is a baseline's, any but "majority". The features of all columns stand side by side. Vectorizers, and the
+    mean and scale that standardise "length", are fitted on the training rows only. If no training text has a word,
+    there is one column of zeros. With `tags`, each row is a word: "bag_of_words" does not split it, and "tfidf" reads
+    its letters.
     """
     from scipy.sparse import csr_matrix, hstack
     from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer

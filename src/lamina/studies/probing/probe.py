@@ -514,8 +514,8 @@ def conclusions(task: str, comparison: ProbeComparison) -> list[str]:
 def _probes_that_beat(comparison: ProbeComparison, baseline: str, short: str) -> str:
     """Return the end of a sentence: which probes are conclusively better than the baseline.
 
-    If none is, or with one seed, it says that no probe is shown to be. `baseline` is the phrase that describes the
-    baseline, and `short` is the phrase for its second mention in the sentence.
+    If there is none, or only one seed, it says so. `baseline` is the phrase that describes the baseline, and `short` is
+    the phrase for its second mention in the sentence.
     """
     if max(map(len, comparison.scores.values())) < 2:
         return f"with one seed no probe can be said to beat {baseline}."
