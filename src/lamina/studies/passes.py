@@ -73,8 +73,8 @@ class LayerReader:
         Args:
             batch: Keyword arguments of the model; tensors are moved to the model's device.
             on_state: Called once per chosen layer, in ascending order, with the layer's number, its state `[batch,
-                tokens, width]` and the mask `[batch, tokens]`. The mask is True at tokens that are not padding, and at
-                the first token of a row that is all padding.
+                tokens, width]` and the mask `[batch, tokens]`: True at tokens that are not padding, and at the first of
+                a row of padding alone.
 
         Raises:
             UnsupportedModelError: If the pass did not compute every chosen layer.

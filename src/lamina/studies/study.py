@@ -239,8 +239,8 @@ class Study:
         """Return the study that `save` wrote to a folder.
 
         Raises:
-            StoreError: If the folder holds no study, the study is damaged, or another format of lamina wrote it; or if
-                other processes replace its files again and again.
+            StoreError: If the folder holds no study, the study is damaged, another format of lamina wrote it, or other
+                processes replace it again and again.
             UnknownNameError: If `lamina_study.json` has an unknown key.
         """
         folder = Path(folder)
@@ -323,7 +323,6 @@ def model_facts(model: PreTrainedModel) -> dict[str, JSON]:
 
 
 def _version(name: str) -> str:
-    """Return the version of an installed package; "unknown" if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -453,7 +453,7 @@ def test_a_class_that_no_row_has(model, tokenizer, caplog):
     [
         ({"layers": [7]}, LayerIndexError, "probe: layer 7 does not exist"),
         ({"probes": ["linaer"]}, UnknownNameError, "unknown probe 'linaer'"),
-        ({"probes": []}, ConfigError, "one of each is needed"),
+        ({"probes": []}, ConfigError, "probes is empty; give at least one"),
         ({"seeds": [1, 1]}, ConfigError, "none twice"),
         ({"split": "test"}, UnknownNameError, "unknown split 'test'"),
         ({"stack": "decoder"}, UnknownNameError, "unknown stack 'decoder'"),

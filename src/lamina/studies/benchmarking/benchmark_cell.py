@@ -310,10 +310,10 @@ class States:
         return group
 
     def train(self, method: str, make: ReaderOf) -> list[Row]:
-        """Train one reader per seed of a method, all at the same time, and return a table row with the AUC of each.
+        """Train one reader per seed of a method, all at once; return a table row for each, with its test AUC.
 
         `make` returns the config of the reader for a task and a seed. The column "seconds" is the time of all, divided
-        by their number. The scored rows are those of the split "test".
+        by their number.
         """
         readers = {f"seed-{seed}": make(self._task, seed) for seed in self._settings.seeds}
         bank = self._new_bank(readers)
@@ -339,7 +339,7 @@ class States:
         ]
 
     def fit(self, method: str) -> Row:
-        """Fit a method that uses fixed features, and return its table row, with the AUC on the split "test".
+        """Fit a method that uses fixed features, and return its table row, with the AUC on the test rows.
 
         Raises UnknownNameError for an unknown method, and MissingExtraError if XGBoost is needed but not installed.
         """

@@ -298,8 +298,7 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
 ) -> Study:
     """Re-initialise the top n blocks (n = 0 to the depth), fine-tune the whole model, and score it after training.
 
-    Where the score stays the same as n grows, the task did not need what these blocks had learnt in pre-training. With
-    fewer training rows the differences are larger.
+    Where the score stays the same as n grows, the task did not need what these blocks had learnt in pre-training.
 
     Args:
         model: A folder or name, which is loaded with a new head for each task; or a model with a head for the tasks,

@@ -86,8 +86,8 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     - "code_length": the size of an online code of the training labels. Probes learn growing portions of the rows, and
       each sends the labels of the next portion. A short code means that a probe finds the labels easily.
 
-    In sequence tasks, prefer "code_length" to the control. A probe can learn a text's random label only if the text is
-    in the train split, and scored texts usually are not. The control's score is then at chance, whatever the layer.
+    In sequence tasks, prefer "code_length" to the control. The scored texts are usually not in the train split, so that
+    no probe can know their random labels, and the control's score is at chance for every layer.
 
     Args:
         model: A transformers model of any supported family; it is not changed. Or a hub id or folder, so that Ray's
@@ -148,10 +148,9 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     model = str(model) if isinstance(model, Path) else model
     source, loaded_processor = load(model) if isinstance(model, str) else (unwrapped(model), None)
     named = tasks_by_name("probe", tasks)
-    check_given("probe", tasks=named)
+    check_given("probe", tasks=named, probes=probes)
     check_known("probe", probes, PROBES, "probe")
-    if not probes or not seeds or len(set(seeds)) < len(seeds):
-        raise ConfigError(f"probe: probes are {list(probes)}, seeds {list(seeds)}; one of each is needed, none twice.")
+    check_each_once("probe", "seeds", seeds)
     check_range("probe", "hidden", hidden, 1)
     used_stack = default_stack(source, stack, op="probe")
     selected = select(layers, used_stack.layers, op="probe")

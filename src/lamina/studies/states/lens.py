@@ -46,9 +46,8 @@ class OutputHead:
     """Computes logits from the states of any layer, as the model does from the output of its last block.
 
     The model runs on one placeholder token. A hook replaces the output of its last block by the states, and the model
-    applies its own final norm and head to them. (A few models must run on as many tokens as there are states.) When an
-    instance is made, it checks on a small input that this gives the model's own logits. The model must be in eval mode
-    when logits are computed.
+    applies its own final norm and head to them. When an instance is made, it checks on a small input that these are the
+    model's own logits. The model must be in eval mode when logits are computed.
 
     Args:
         model: A causal or masked language model.
