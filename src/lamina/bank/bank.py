@@ -400,6 +400,8 @@ class ReaderBank(ReaderCollection):
     ) -> ReaderBank:
         """Load a saved bank, or some of its readers, in eval mode.
 
+        The model is frozen, even if it was trained with them.
+
         Example:
             ```python
             bank = ReaderBank.from_pretrained("out/bank")  # with the model that the bank names
@@ -410,7 +412,7 @@ class ReaderBank(ReaderCollection):
             folder: A local folder, or the id of a repository on the hub.
             model: The model on which the readers were trained. None: the model in the folder, or else the model that
                 the manifest names, is loaded, with its language model head if the loaded readers have monitors or
-                were added with `watch=True`.
+                were added with `watch=True`. A bank on recorded states stays without a model.
             processor: Tokenizer or processor of the model. None: the one saved with the bank, or else with the model.
             revision: Branch, tag or commit of the repository on the hub. None: the main branch.
             readers: Names of the readers to load, or one name. None: all. Other readers are not downloaded.

@@ -326,8 +326,7 @@ def _logits_of(
     """Run a reader's head by itself on features, and return the logits, shaped as in `ReaderOutput`.
 
     `mask` is True at tokens. With `labels`, a head over a vocabulary computes only the logits of labelled positions;
-    other heads ignore them. In training mode, torch's
-    global generator is seeded for the call and restored afterwards.
+    other heads ignore them. In training mode, torch's global generator is seeded for the call and restored afterwards.
     """
     options: dict[str, Tensor] = {}
     if reader.head.logits_to_keep and labels is not None:

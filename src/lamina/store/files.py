@@ -191,8 +191,8 @@ def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, fo
     """Replace files of a folder all at once: yield an empty folder, whose content later replaces the old files.
 
     If the `with` block raises, the folder stays as it was, and any error but Lamina's own becomes a StoreError. Only
-    files in `names` and `listed` are deleted; all others stay. The mark is moved away first and
-    put in place last. So after `settle`, the folder has all old files, all new files, or no mark.
+    files in `names` and `listed` are deleted; all others stay. The mark is moved away first and put in place last. So
+    after `settle`, the folder has all old files, all new files, or no mark.
 
     Args:
         folder: The folder. It is reserved, see `claimed`.
