@@ -558,7 +558,7 @@ def _chunks(
 ) -> Iterator[Chunk]:
     """Yield the rows that are not written yet in chunks. With `skip_bad`, a chunk also has the errors of bad rows.
 
-    `read` takes the options `start` and `bad` of `read_examples`.
+    Errors that an earlier run has counted are left out. `read` takes the options `start` and `bad` of `read_examples`.
     """
     problems: list[DataError] = []
     told = partial.bad  # a resumed run parses bad rows after the last good one again

@@ -226,7 +226,7 @@ def _fitted(
 def _candidates(
     first: Monitor, second: Monitor, scored: TextScores, labels: Sequence[bool | None], rows: Sequence[int]
 ) -> list[Cascade]:
-    """Return cascades, the safest first; each further one lets the first monitor miss more positives, and is cheaper.
+    """Return up to 12 cascades, the safest first; each further one may miss more positives, and is cheaper.
 
     Their second monitor is `second` without a threshold. `scored` are the first monitor's scores of all rows, `labels`
     the rows' labels. The rows in `rows` decide the first monitor's thresholds. Raises ConfigError if no positive row

@@ -76,12 +76,16 @@ def export_int8(
         facts = facts.model_copy(update={"sha256": hash_of_graph(stage), "int8": {}})
         write_json(stage / MARK, facts.model_dump())
         with engine_in_use(bank, "int8", OnnxEngine.open(bank, stage)):
-            scores = _scores(exact, evaluate(bank, tasks, backend="int8", progress=progress, **columns))
-        for name, score in scores.items():
-            loss = (score.int8 - score.float32) * (1 if score.metric in LOWER else -1)
+            quantised = evaluate(bank, tasks, backend="int8", progress=progress, **columns)
+        scores: dict[str, Int8Score] = {}
+        for name, own in exact.items():
+            metric = next(iter(own))
+            before, after = float(own[metric]), float(quantised[name][metric])
+            loss = (after - before) * (1 if metric in LOWER else -1)
             if not loss <= max_loss:
-                lost = f"'{name}' has a {score.metric} of {score.int8:.4f} in int8 and {score.float32:.4f} in float32"
+                lost = f"'{name}' has a {metric} of {after:.4f} in int8 and {before:.4f} in float32"
                 raise StoreError(f"{_OP}: {lost}; at most {max_loss} may be lost. Nothing was written.")
+            scores[name] = Int8Score(metric=metric, float32=before, int8=after)
         others = [name for name in facts.files if name not in (GRAPH, WEIGHTS, MARK)]
         facts = facts.model_copy(update={"int8": scores, "files": sorted([GRAPH, *others])})
         with staged(folder, [MARK, GRAPH, WEIGHTS], exported_files(folder)) as target:
@@ -90,14 +94,6 @@ def export_int8(
                 (target / name).write_bytes((source / name).read_bytes())
             write_json(target / MARK, facts.model_dump())
     return facts
-
-
-def _scores(exact: Mapping[str, Mapping[str, Any]], quantised: Mapping[str, Mapping[str, Any]]) -> dict[str, Int8Score]:
-    metrics = {name: next(iter(values)) for name, values in exact.items()}
-    return {
-        name: Int8Score(metric=metric, float32=float(exact[name][metric]), int8=float(quantised[name][metric]))
-        for name, metric in metrics.items()
-    }
 
 
 def _quantise(bank: ReaderBank, source: Path, target: Path) -> None:

@@ -155,7 +155,7 @@ class Prepared:
 
     @property
     def cut(self) -> int:
-        """Number of examples that a reader cannot read whole: the largest number of all readers."""
+        """Number of examples that are too long to be read whole, by the reader for which most are; 0 if none is."""
         counts = [task.kind.truncated(group.inputs) for group in self.groups for task in group.tasks.values()]
         return max(counts, default=0)
 
@@ -372,7 +372,10 @@ class Predictor:
             DataError: If an object in memory, such as an image, has wrong values; a note names the reader.
         """
         listed = as_examples(examples)
-        if any(map(_is_words, listed)) and all(map(self._labels_words_of_one_text, self.names)):
+        if any(map(_is_words, listed)) and all(
+            task.kind.tags_words and self._runner.trained_with([name], "pair") == 0  # all learnt from single texts
+            for name, task in self._tasks.items()
+        ):
             number = [*map(_is_words, listed)].index(True)
             got = f"entry {number} is a list of words, and the readers learnt from single texts"
             raise ConfigError(f"predict: {got}. {JOIN_WORDS}; a pair is a tuple of two texts.")
@@ -385,10 +388,6 @@ class Predictor:
                     error.add_note(f"asked of '{name}'")
                     raise
         return self.prepared(splits)
-
-    def _labels_words_of_one_text(self, name: str) -> bool:
-        """Return whether a reader labels words, and is known to have learnt from single texts."""
-        return self._tasks[name].kind.tags_words and self._runner.trained_with([name], "pair") == 0  # None: not known
 
     def prepared(self, splits: Mapping[str, Split]) -> Prepared:
         """Encode `splits`, as `prepare` makes them: kind of task -> the examples in the form that this kind reads.

@@ -229,7 +229,8 @@ def _pairs(table: Table, names: Mapping[str, str]) -> list[tuple[str, str]]:
 def _chats(table: Table, column: str, processor: Processor) -> list[tuple[str, str]]:
     """Return (prompt, reply) for each row, from a column of chats; the tokenizer's chat template writes the prompt.
 
-    A begin token is removed from the prompt if the tokenizer adds one itself.
+    A cell is a list of messages, or the JSON of one. A begin token is removed from the prompt if the tokenizer adds one
+    itself.
 
     Raises DataError if a cell is not a chat, or the chat does not consist of a prompt and a last message, the reply;
     ConfigError if the tokenizer has no chat template.
@@ -282,11 +283,11 @@ def _bad_words(table: Table, row: int, column: str, reply: str, cell: object) ->
 
 
 def divide(replies: Sequence[LabelledReply], seed: int) -> dict[str, list[LabelledReply]]:
-    """Divide replies into the parts of `SHARES`, so that no two parts share a prompt; return part name -> replies.
+    """Divide replies into parts that share no prompt; return part name -> replies.
 
-    Prompts with a bad reply and prompts without are divided separately, so that each part gets its share of both.
-    `seed` decides which prompts go where. Prompts with the same words count as one, whatever their case, punctuation,
-    white space and characters without width.
+    The parts are "train", "choosing", "calibration" and "test"; `SHARES` has their fractions. Prompts with a bad reply
+    and prompts without are divided separately. `seed` decides which prompts go where. Prompts with the same words count
+    as one, whatever their case, punctuation, white space and characters without width.
     """
     groups: dict[str, list[LabelledReply]] = defaultdict(list)
     for reply in replies:

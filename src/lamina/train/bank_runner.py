@@ -105,7 +105,7 @@ class BankRunner(Runner):
             bank.processor = processor  # so that it is saved with the readers, which depend on it
 
     def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
-        """Check that every task has rows in the splits `parts` and fits the head of its reader.
+        """Check that every task has labelled rows in the splits `parts` and fits the head of its reader.
 
         Raises:
             UnknownNameError: If the bank has no reader of a task's name, or a task does not have a split.
@@ -150,8 +150,8 @@ class BankRunner(Runner):
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:
         """Check that batches fit in memory; unless `options.cache` is "off", attach cached states to the groups.
 
-        With "auto", a group gets no states if the cache cannot be used or saves no time. The arguments are those of
-        `Runner.prepare`.
+        States that no earlier run has stored are computed now. With "auto", a group gets none if the cache cannot be
+        used or saves no time. The arguments are those of `Runner.prepare`.
 
         Raises:
             ConfigError: If a batch does not fit in memory (the message says which batch size does), or a reader cannot
@@ -212,8 +212,8 @@ class BankRunner(Runner):
     def training_memory(self, group: Group, options: FitOptions) -> BatchBytes:
         """Return the memory that a training batch of the group needs if every row is as long as the longest one.
 
-        It is the larger of two amounts: what autograd saves for the gradients, and the states that are kept for fusions
-        that need all of their layers at once. A layer that several readers keep counts once.
+        Per row, it is the larger of two amounts: what autograd saves for the gradients, and the states that are kept
+        for fusions that need all of their layers at once. A layer that several readers keep counts once.
         """
         bank, tokens = self.bank, self._tokens(group)
         with self.autocast(options):

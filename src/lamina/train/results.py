@@ -52,7 +52,7 @@ class FitResult:
             "importances" (layer -> importance, empty unless layers are mixed).
         test: Name -> scores on the test part; empty unless `test=True`.
         steps: Number of optimizer steps in all; learners over the same rows share a step.
-        seconds: Wall-clock seconds of training and scoring in this call, without encoding the training texts.
+        seconds: Wall-clock seconds of training and scoring in this call, without the encoding before the first step.
         folder: Folder where the bank or model was saved; None if it was not.
         results: Name -> (validation results of the final weights, names of the metrics); `intervals` reads them.
     """
