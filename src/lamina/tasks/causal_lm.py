@@ -215,7 +215,7 @@ def _encode_prompts(split: Split, processor: Processor, options: EncodeOptions, 
 def _encode_replies(split: Split, processor: Processor, options: EncodeOptions, *, has_chats: bool) -> CausalInputs:
     """Tokenise pairs, or (`has_chats`) chats, and mark the tokens of replies; only these tokens are learnt.
 
-    Raises ConfigError for a slow tokenizer, which does not tell where a reply begins, and if `render` finds no replies.
+    Raises ConfigError for a slow tokenizer, which does not tell where a reply begins, and if `render` fails on a chat.
     """
     tokenizer = tokenizer_of(processor)
     if not tokenizer.is_fast:

@@ -109,9 +109,9 @@ class ClassResults(Results[Tensor, Answer]):
         return next(iter(constants)), {name: scores[name] for name in metrics}
 
     def compare(self, metrics: Sequence[str]) -> Comparison:
-        """Return how the scores compare with a constant prediction's, with bootstrap intervals over examples.
+        """Return how the scores by `metrics` compare with those of a constant prediction; errors as in `scores`.
 
-        Errors as in `scores`.
+        The bootstrap draws examples.
         """
         logits, targets = self._both()
         constants, classes = _constants(metrics, targets, self._task), len(self._task.labels)
@@ -415,7 +415,7 @@ def compare_tags(metrics: Sequence[str], guesses: Tags, truths: Tags, labels: Se
     """Compare the scores of predicted tags with those of the most frequent tag for every word.
 
     `guesses` and `truths` hold, for each text, the ids of every word's predicted and true tag; `labels` are the names
-    of the tags. The bootstrap draws texts. Only "span_f1" and "accuracy" are compared.
+    of the tags. The bootstrap draws texts. Only "span_f1" and "accuracy" are compared, if `metrics` names them.
     """
     always, constant = most_frequent_tag(truths, labels)
     own, other = (_tag_counts(rows, truths, labels, spans="span_f1" in metrics) for rows in (guesses, constant))

@@ -103,7 +103,7 @@ def _has_files(feature: object) -> bool:
 def object_files(
     table: Table, cells: Iterable[object], column: str, file_class: type[LazyFile], folder: Path | None
 ) -> Column:
-    """Return the files in a column of Python objects, in forms that `LazyFile.of` accepts, without opening them.
+    """Return the `cells` of a column, in forms that `LazyFile.of` accepts, as objects of `file_class`; none is opened.
 
     Relative paths in strings and mappings start from `folder`; None: the working directory, as always for a `Path`.
     Raises DataError, which names the `table` and the row, if a cell has none of the accepted forms or wrong values.
@@ -306,7 +306,7 @@ class FileKind(ClassKind[InputsT]):
         splits: dict[str, Split] = {}
         for name, table in tables.items():
             # `Table.column` would open every file to see whether one is missing
-            every = lab.every_row(table)
+            every = table.whole or table
             files = every.columns.get(column) or every.column(column)
             ids = lab.with_gaps(lab.class_ids(table, spec.label, labels), table, lambda _: IGNORED)
             splits[name] = file_split(cast("Column", files), ids)

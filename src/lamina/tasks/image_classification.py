@@ -280,7 +280,7 @@ class ImageClassificationKind(FileKind[ImageInputs]):
 
 
 def random_box(size: tuple[int, int], rng: random.Random, *, scale: tuple[float, float]) -> tuple[int, int, int, int]:
-    """Return the place of a random crop in an image, as (left, top, right, bottom).
+    """Return the place of a random crop in an image: (left, top, right, bottom) in pixels, the last two excluded.
 
     `size` is the width and height of the image. `rng` draws the crop's area, as a fraction of the image's area within
     the range `scale`; the crop's aspect ratio, from 3/4 to 4/3, log-uniform; and the crop's place. If ten draws

@@ -38,7 +38,7 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
     """Handle rows without a label, log how many there are, and return the tables without them.
 
     `spec.missing_labels` says how: "drop" removes them, "error" and "ignore" raise DataError, and "mask" keeps them in
-    `Table.whole`, from which `every_row` and `with_gaps` make the examples. None: "mask" if the kind allows it and
+    `Table.whole`, from which the examples are made (see `with_gaps`). None: "mask" if the kind allows it and
     another column looks like the labels of another task (see `label_columns`), else "error". Rows that an annotator
     rejected, skipped or did not finish (see `skipped_rows`) have no label either; for them None means "drop", and
     "ignore" is like "mask".
@@ -86,11 +86,6 @@ def _has_like(table: Table, column: str) -> bool:
     """
     names, either = [name.lower() for name in table.columns], (column.lower(), column.lower().partition(".")[0])
     return table.numbered or any(get_close_matches(name, names, cutoff=0.75) for name in either)
-
-
-def every_row(table: Table) -> Table:
-    """Return `table.whole`, the table before `labelled` removed rows without a label; `table` if that is None."""
-    return table if table.whole is None else table.whole
 
 
 def with_gaps(labels: Iterable[T], table: Table, gap: Callable[[int], T]) -> Iterator[T]:
@@ -149,14 +144,10 @@ def listed(rows: Sequence[int | str]) -> str:
 def _warn_of_missing(
     table: Table, spec: ColumnSpec, missing: Mapping[int, object], skipped: Collection[int], fate: str
 ) -> None:
-    """Log which rows have no label. Texts that count as missing are quoted if `spec.missing_labels` is None.
+    """Log which rows of a table have no label. `missing` has their indices and label cells; {}: nothing is logged.
 
-    Args:
-        table: The table with these rows.
-        spec: Says which column has the labels.
-        missing: Index of each row to report -> its label cell. Nothing is logged if it is empty.
-        skipped: Indices of rows that an annotator rejected, skipped or did not finish.
-        fate: Says what becomes of the rows, as in "are left out".
+    Texts that count as missing are quoted if `spec.missing_labels` is None. `skipped` has the indices of rows that an
+    annotator rejected, skipped or did not finish. `fate` says what becomes of the rows, as in "are left out".
     """
     if not missing:
         return

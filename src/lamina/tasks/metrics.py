@@ -64,7 +64,7 @@ def usual_positive(labels: Sequence[str]) -> str | None:
 
 
 def named_class(op: str, name: object, labels: Sequence[str]) -> str:
-    """Return the label that the user means by `name`: a text, a whole number or a bool, as in label cells.
+    """Return the label that the user means by `name`: a text, whole number or bool; `op` begins error messages.
 
     If the labels are 0 and 1, no and yes, or false and true (in any case), names of the same meaning are equal: if the
     labels are "no" and "yes", 1 and True stand for "yes". A number never means a label's id. Raises UnknownNameError if
@@ -303,12 +303,8 @@ def class_table(predictions: Tensor, targets: Tensor, labels: Sequence[str]) -> 
     """Return one row of scores per class, followed by the averages that scikit-learn and seqeval print.
 
     The averages are "micro avg" (all classes pooled), "macro avg" (the mean over the classes that are true or predicted
-    for a row) and "weighted avg" (the mean weighted by the number of true rows).
-
-    Args:
-        predictions: Predicted class ids `[rows]`, or 0 and 1 `[rows, classes]`.
-        targets: True class ids `[rows]`, or 0 and 1 `[rows, classes]`.
-        labels: Class names.
+    for a row) and "weighted avg" (the mean weighted by the number of true rows). `predictions` and `targets` are class
+    ids `[rows]`, or 0 and 1 `[rows, classes]`, and `labels` the class names.
     """
     if predictions.ndim == 1:
         predictions, targets = (torch.nn.functional.one_hot(ids, len(labels)) for ids in (predictions, targets))

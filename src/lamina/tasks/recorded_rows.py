@@ -153,7 +153,7 @@ class RowsOfStates:
     def batch(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
         """Return stack -> layer -> states `[batch, tokens, width]` of the chosen rows at positions `rows`.
 
-        They are padded with zeros on the right. Raises DataError if a state is NaN or infinite.
+        They are float32, padded with zeros on the right. Raises DataError if a state is NaN or infinite.
         """
         return self.recorded.batch([int(self.rows[row]) for row in rows], self.layers, self.device)
 

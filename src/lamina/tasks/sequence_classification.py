@@ -125,7 +125,7 @@ def _split(table: Table, spec: ColumnSpec, *, is_hot: bool) -> Split:
     problem type. `is_hot` says that the lists in the label column are already 0 and 1 per class. Raises DataError for a
     cell of another form.
     """
-    every, classes = lab.every_row(table), spec.labels or ()
+    every, classes = table.whole or table, spec.labels or ()
     texts = lab.texts(every, spec.text)
     pairs = texts if spec.text_pair is None else zip(texts, lab.texts(every, spec.text_pair), strict=True)
     if spec.problem_type == "regression":

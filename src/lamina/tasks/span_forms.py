@@ -64,7 +64,7 @@ class SpanMark:
     Attributes:
         cell: The span as messages quote it.
         label: Its label.
-        edges: Its start and end, in the unit that the annotation tool counts; None: it is found by its text.
+        edges: Its start, and its end (excluded), as the annotation tool counts them; None: it is found by its text.
         text: The text that the span states; None if it states none.
         by_tokens: Whether that text was put together from tokens, and so may lack capitals and accents.
     """

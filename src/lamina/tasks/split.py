@@ -139,7 +139,7 @@ class Split:
 
     @cached_property
     def words(self) -> Column | None:
-        """The character range (start, end) of every word of each text; None for tasks without words."""
+        """The character range (start, end), without `end`, of every word of each text; None for tasks without words."""
         return Column(self.rows, ["words"], _as_spans) if "words" in self.rows.column_names else None
 
     @cached_property
@@ -286,7 +286,7 @@ def held_out(
 ) -> tuple[Split, Split]:
     """Move a tenth of a train split's rows, at least one, to a validation split; return (train, validation).
 
-    Raises DataError if there are fewer than two rows.
+    Rows keep their order. Raises DataError if there are fewer than two.
 
     Args:
         split: The train split.
@@ -305,16 +305,10 @@ def held_out(
     tenth = max(1, round(HELD_OUT * count))
     if last:
         return split.select_rows(range(count - tenth)), split.select_rows(range(count - tenth, count))
-    strata = list(split.strata or _strata_of_labels(split.labels)) if stratify else None
+    strata = cast("Strata", list(split.strata or zip(split.labels))) if stratify else None  # equal labels: one class
     aside = set(random.Random(seed).sample(range(count), tenth)) if strata is None else choose(strata, tenth, seed)
     aside = aside if classes is None else spare_last(aside, classes, seed, strict=True)
     return split.select_rows([row for row in range(count) if row not in aside]), split.select_rows(sorted(aside))
-
-
-def _strata_of_labels(labels: Iterable[object]) -> Strata:
-    """Return for each row a tuple with one number, which is equal for rows with equal labels."""
-    number: dict[object, int] = {}
-    return [(number.setdefault(label, len(number)),) for label in labels]
 
 
 def as_examples(examples: object) -> list[object]:

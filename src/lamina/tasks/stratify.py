@@ -144,12 +144,8 @@ def strata_of(table: Table, texts: Collection[str], label: str | int) -> Strata 
 def choose(strata: Strata, count: int, seed: int) -> set[int]:
     """Choose `count` rows, in which each class has about the same share as in all rows; return their indices.
 
-    At least one row of each class stays unchosen, unless too few other rows can replace it.
-
-    Args:
-        strata: The classes of each row.
-        count: Number of rows to choose.
-        seed: Seed of the choice.
+    `strata` has the classes of each row. At least one row of each class stays unchosen, unless too few other rows can
+    replace it.
 
     Source:
         Rows with several classes are drawn by iterative stratification: Sechidis et al. 2011, "On the stratification of
@@ -205,13 +201,9 @@ def _iteratively(strata: Strata, count: int, rng: random.Random) -> set[int]:
 def spare_last(chosen: set[int], strata: Strata, seed: int, *, strict: bool = False) -> set[int]:
     """Exchange chosen rows so that no class has all of its rows chosen; return the new choice.
 
-    For a class without unchosen rows, a chosen row is given back, and a row of larger classes is chosen in its place.
-
-    Args:
-        chosen: Indices of the chosen rows.
-        strata: The class ids of each row.
-        seed: Seed of the exchange.
-        strict: Whether a row is given back even if no other row can replace it, so that fewer rows are chosen.
+    For a class without unchosen rows, a chosen row is given back, and a row of larger classes, drawn by `seed`, is
+    chosen in its place. If no row can replace it, it stays chosen; with `strict`, it is given back all the same.
+    `chosen` has the indices of the chosen rows, and `strata` the class ids of each row.
     """
     left = Counter(label for row, labels in enumerate(strata) if row not in chosen for label in labels)
     lost = [row for row in sorted(chosen) if any(not left[label] for label in strata[row])]
@@ -301,17 +293,11 @@ class SampleSize:
 def subsample_rows(
     names: Sequence[str], classes: Sequence[Sequence[int]], size: SampleSize, *, stratified: bool, seed: int
 ) -> list[int]:
-    """Draw rows without replacement, and return their indices in ascending order.
+    """Draw rows by `seed` without replacement, and return their indices in ascending order.
 
-    Raises ConfigError if the size does not fit, or a class has too few rows.
-
-    Args:
-        names: Class names.
-        classes: The class ids of each row.
-        size: Size of the subsample.
-        stratified: Whether each class gets the same number of rows (with `size.per_class`), or the same fraction of its
-            rows. Rows without exactly one class are then never drawn. False: rows are drawn uniformly.
-        seed: Seed of the draw.
+    Rows are drawn uniformly. If `stratified`, each class gets the same number of rows (with `size.per_class`) or the
+    same fraction of its rows, and rows without exactly one class are never drawn. `names` are the class names, and
+    `classes` the class ids of each row. Raises ConfigError if the size does not fit, or a class has too few rows.
     """
     count = size.count(len(names), len(classes))
     rng = random.Random(seed)

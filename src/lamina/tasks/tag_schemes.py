@@ -42,10 +42,6 @@ class TagScheme:
         match = self.form.fullmatch(tag)
         return match and (match["mark"].upper(), match.groupdict().get("label") or SPAN_LABEL)
 
-    def marks(self, tags: Iterable[str]) -> set[str]:
-        """Return the marks that `read` finds in `tags`, "O" included; tags that do not fit this scheme have none."""
-        return {found[0] for tag in tags if (found := self.read(tag)) is not None}
-
 
 # Between mark and label: a hyphen, an underscore, or other signs, among them the dashes of word processors.
 _JOINS = ("-", "_", r"[\u2010-\u2015\u2212\uff0d:/|.]")
@@ -81,7 +77,7 @@ def _marks_spans(scheme: TagScheme, tags: set[str]) -> bool:
     and either "O" or a mark for the following words of a span. Tags without labels need "B" and a mark for the
     following words.
     """
-    marks = scheme.marks(tags)
+    marks = {found[0] for found in map(scheme.read, tags) if found is not None}
     if scheme == _USUAL:
         return bool(marks & {"B", "I"} or (marks & set(_SINGLE + _LAST) and "O" in marks))
     follows = bool(marks & {"I", "M", *_LAST})

@@ -163,7 +163,7 @@ def _split(table: Table, spec: ColumnSpec, tags: TagNames) -> Split:
     _warn(table, blank, "a span that begins at a word without letters or signs, which no plain text has")
     pieces = [at for at, words in enumerate(table.column(spec.text)) if any(map(_is_piece, words))]
     _warn(table, pieces, "a word that begins with ## or \u2581, as tokenizers write pieces; plain texts have words")
-    joined = [join(words) for words in lab.every_row(table).column(spec.text)]
+    joined = [join(words) for words in (table.whole or table).column(spec.text)]
     every = lab.with_gaps(ids, table, lambda row: (IGNORED,) * len(joined[row][1]))
     return Split.of((text for text, _ in joined), every, (words for _, words in joined))
 
@@ -317,7 +317,7 @@ def _span_split(table: Table, spec: ColumnSpec, rows: Sequence[_TaggedText]) -> 
 
     Raises DataError for a tag that is not in `spec.labels`.
     """
-    ids, every = _tag_ids(table, spec, [row.tags for row in rows]), lab.every_row(table)
+    ids, every = _tag_ids(table, spec, [row.tags for row in rows]), table.whole or table
     texts = _labelled_texts(every, spec)
     words = [*lab.with_gaps((row.words for row in rows), table, lambda row: word_spans(texts[row]))]
     pairs = texts if spec.text_pair is None else zip(lab.texts(every, spec.text), texts, strict=True)

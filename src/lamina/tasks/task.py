@@ -137,7 +137,7 @@ class Task:
         stratified: bool = False,
         seed: int = 0,
     ) -> Task:
-        """Return the same task with fewer training rows. A warning names classes that no row has any more.
+        """Return the same task with fewer training rows, in the same order. A warning names classes without rows.
 
         Exactly one of `per_class`, `fraction` and `rows` must be passed.
 
@@ -237,7 +237,7 @@ class Task:
         """Return the same task with a tenth of the training rows as its validation split.
 
         The previous validation split becomes the test split if the task has none; else it is dropped. Tasks over one
-        file hold out the same rows, and no class loses its last training row.
+        file hold out the same rows, and no class loses its last training row, so that fewer may be held out.
 
         Args:
             seed: Seed of the choice. For running text in blocks, the last tenth is held out instead.

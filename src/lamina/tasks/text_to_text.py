@@ -54,7 +54,10 @@ class PairInputs(Windows):
         return "the model generates texts"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the sources with the indices `rows`; "labels", if known, are the target tokens, padded with -100."""
+        """Return the sources with the indices `rows`; "labels", if known, are the target tokens, padded with -100.
+
+        They are the same in every `epoch`.
+        """
         read = super().batch(rows)
         batch = {key: read[key] for key in ("input_ids", "attention_mask")}
         if self.targets is not None:

@@ -466,22 +466,20 @@ def _joined(parts: Sequence[Parts]) -> list[Sequence[Span]]:
 
 
 def _plain_words(task: TaskLike, split: Split) -> tuple[list[Sequence[Span]], list[Sequence[int]]]:
-    """Return for each text of a split the parts of its words (see `_parts`), and one label for each part."""
-    parts, further = _parts(task, split), continued(task.labels)
-    labels = [_labels_of_parts(row, of, further) for row, of in zip(split.labels, parts, strict=True)]
-    return _joined(parts), list(labels)
+    """Return for each text of a split the parts of its words (see `_parts`), and one label for each part.
 
-
-def _labels_of_parts(labels: Sequence[int], parts: Sequence[Sequence[Span]], further: Sequence[int]) -> list[int]:
-    """Return one label per part of words: a word's label for its first part, `further[label]` for the others.
-
-    `parts` are the parts of each word. A word without a label gives -100 to all its parts.
+    It is the word's label for the first part, and the one that continues it for the others; -100 if the word has none.
     """
-    return [
-        label if at == 0 or label == IGNORED else further[label]
-        for label, of_word in zip(labels, parts, strict=True)
-        for at in range(len(of_word))
+    parts, further = _parts(task, split), continued(task.labels)
+    labels = [
+        [
+            label if at == 0 or label == IGNORED else further[label]
+            for label, of_word in zip(row, words, strict=True)
+            for at in range(len(of_word))
+        ]
+        for row, words in zip(split.labels, parts, strict=True)
     ]
+    return _joined(parts), [*labels]
 
 
 def _check_columns(tables: Mapping[str, Table]) -> None:

@@ -1,4 +1,4 @@
-"""Find the words of a text, and join listed words into a text."""
+"""Find the words of a text, and join listed words into a text. Character ranges (start, end) exclude `end`."""
 
 from __future__ import annotations
 
