@@ -35,10 +35,7 @@ class LaminaError(Exception):
     """Base class of all errors in this module; `except LaminaError` catches every error that a user can cause."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Return what `pickle` needs to rebuild the error in another process.
-
-        The default would call the class with `args`, which fails for classes with keyword-only parameters.
-        """
+        """Return what `pickle` needs to rebuild the error without calling its class, which may require keywords."""
         return type(self).__new__, (type(self),), {**self.__dict__, "args": self.args}
 
 

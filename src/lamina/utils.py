@@ -294,7 +294,7 @@ def pluralize(count: int, noun: str) -> str:
 
 
 def is_dir(path: str | Path) -> bool:
-    """Return whether `path` is a folder. A name that is too long gives False; pathlib before 3.14 raises an error."""
+    """Return whether `path` is a folder. A name that is too long gives False, where pathlib may raise an error."""
     return os.path.isdir(path)  # noqa: PTH112
 
 

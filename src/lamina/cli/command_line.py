@@ -122,7 +122,7 @@ class Subcommand(TyperCommand):
     """A command of `lamina`. It refuses empty options and, except for `train`, several processes."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """Parse the arguments into `ctx`; raise ConfigError for an empty option, which might mean a default."""
+        """Parse the arguments into `ctx`; raise ConfigError if an option's value is empty."""
         values, _, _ = self.make_parser(ctx).parse_args(list(args))
         for option in self.params:
             value = values.get(str(option.name))
@@ -143,8 +143,7 @@ class Subcommand(TyperCommand):
 def system_error(error: BaseException) -> StoreError | None:
     """Return an error of the system (a full disk, a missing permission, too many open files) as a StoreError.
 
-    Libraries wrap these errors in types of their own, so the causes of `error` are searched too. Returns None if
-    neither `error` nor a cause is of these kinds, or `error` is a `LaminaError`.
+    Returns None if neither `error` nor one of its causes is of these kinds, or `error` is a `LaminaError`.
     """
     if isinstance(error, LaminaError):
         return None

@@ -204,8 +204,8 @@ def _show(scores: Scores, tasks: Mapping[str, Task]) -> None:
 def _row(metric: str, values: JSONObject) -> list[str]:
     """Return the cells for one metric of a reader: score, interval, score of a constant answer, TF-IDF's score.
 
-    `values` are the reader's scores, with what `lamina.evaluate` adds. A cell without a value is "". The answer
-    itself is shown for the first metric only, because another one may be best by other metrics.
+    `values` are the reader's scores, with what `lamina.evaluate` adds. A cell without a value is "". The constant
+    answer itself is shown for the first metric only.
     """
     count = values.get("rows", 0)
     low_high = [shown(end, count) for end in values.get("interval", {}).get(metric, ())]

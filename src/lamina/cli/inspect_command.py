@@ -170,7 +170,7 @@ def _reader_cells(name: str, saved: ReaderFacts) -> list[object]:
 
 
 def _without_sketch(fields: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Return the fields of a monitor or cascade without its sketch (hundreds of numbers about calibration texts)."""
+    """Return a copy of the fields of a monitor or cascade without sketches, at any depth."""
     plain = {key: value for key, value in fields.items() if key not in ("sketch", "sketch_width")}
     return {key: _without_sketch(value) if isinstance(value, dict) else value for key, value in plain.items()}
 

@@ -195,8 +195,8 @@ class Stream:
     """A wrapper of standard output or standard error that handles failed writes: a full disk, or a closed pipe.
 
     After the first failure, everything that is written is dropped. With `needed=False` (standard error) nothing else
-    happens, so that a log on a full disk does not end a training run. With `needed=True` (standard output) the process
-    ends too: with `StoreError`, or with exit code 141 after a closed pipe.
+    happens. With `needed=True` (standard output) the process ends too: with `StoreError`, or with exit code 141 after a
+    closed pipe.
     """
 
     def __init__(self, stream: TextIO, *, needed: bool) -> None:

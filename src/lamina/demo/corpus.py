@@ -248,7 +248,7 @@ def _replaced(tokens: list[Token], i: int, words: Sequence[str]) -> list[list[To
 def _wrong_agreement(tokens: list[Token]) -> list[list[Token]]:
     """Return variants of a sentence in which one verb has the wrong number: `the keys is here`.
 
-    Verbs after a company's name are skipped, because both numbers are correct English there.
+    Verbs after a company's name, where both numbers are correct, are skipped.
     """
     flips = AGREEMENT | {plural: singular for singular, plural in AGREEMENT.items()}
     sentences = []
@@ -276,9 +276,9 @@ def _wrong_form(tokens: list[Token]) -> list[list[Token]]:
 def _no_verb(tokens: list[Token]) -> list[list[Token]]:
     """Return variants of a sentence that each lack one verb: `the room very clean`.
 
-    Auxiliaries and the verbs after them stay, because a sentence may be correct without one: `the guests have praised
-    it` without `have`. Verbs on which the sentiment depends stay too.
+    Auxiliaries, the verbs after them, and verbs on which the sentiment depends stay.
     """
+    # "the guests have praised it" is correct without "have"
     helps = [any(after.role == "v" for after in tokens[i + 1 : i + 3]) for i in range(len(tokens))]
     places = [i for i, token in enumerate(tokens) if token.role in ("f", "p") and not (helps[i] or token.keep)]
     return [tokens[:i] + tokens[i + 1 :] for i in places]

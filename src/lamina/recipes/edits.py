@@ -68,10 +68,7 @@ def config_of(architecture: Mapping[str, object]) -> PretrainedConfig:
 
 
 def check_selector(value: object) -> None:
-    """Raise ConfigError unless a value has the form of a layer selector.
-
-    Whether the model has such layers is not checked, because its depth is not known yet.
-    """
+    """Raise ConfigError unless a value has the form of a layer selector; the model may not have such layers."""
     with suppress(LayerIndexError):
         select(value, _MANY, op="layers")
 

@@ -155,8 +155,7 @@ class SeparateRuns:
     def _is_best(self, name: str, metric: str, score: float) -> bool:
         """Return whether `score`, in `metric`, makes the run `name` the best finished run of its task.
 
-        If scores are equal, a run that `only` excludes now wins, because its model is saved already; otherwise the
-        first run in the recipe's order.
+        If scores are equal, a run that `only` excludes now wins, else the first run in the recipe's order.
         """
         order = {name: number for number, name in enumerate(self.specs)}
         rank_of_run, task = (sort_key(metric, score), order[name]), self.specs[name].task

@@ -255,8 +255,7 @@ def matches(only: Mapping[str, Sequence[str]], run: Mapping[str, object]) -> boo
     Case matters. None has the text "none".
 
     Args:
-        only: Key -> patterns, one of which must match. A key that the run lacks is ignored, so that methods without a
-            grid stay.
+        only: Key -> patterns, one of which must match. A key that the run lacks is ignored.
         run: "task", "method" and keys of the grid -> the run's value. Some may be missing.
     """
     return all(
