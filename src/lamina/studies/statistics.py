@@ -224,9 +224,9 @@ class RankCorrelation(NamedTuple):
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> RankCorrelation:
     """Return Spearman's rank correlation of two sequences of equal length, with its p value.
 
-    Correlation and p value are NaN for fewer than three pairs, or if all values of one sequence are equal. For fewer
-    than nine pairs the p value is exact: the share of all orders of `second` whose correlation is at least as far from
-    0. It is then NaN if a value is not finite.
+    Correlation and p value are NaN for fewer than three pairs, or if a value is NaN or all values of one sequence are
+    equal. Infinite values have ranks as others. For fewer than nine pairs the p value is exact: the share of all orders
+    of `second` whose correlation is at least as far from 0.
     """
     from scipy.stats import spearmanr
 
@@ -240,11 +240,11 @@ def _exact_p(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the exact two-sided p value of Spearman's correlation of two short sequences.
 
     The p value is the share of all orders of `second` whose correlation with `first` is at least as far from 0 as that
-    of `second` itself. It is NaN if a value is not finite.
+    of `second` itself. It is NaN if a value is NaN.
     """
     from scipy.stats import rankdata
 
-    if not all(map(math.isfinite, [*first, *second])):
+    if any(map(math.isnan, [*first, *second])):
         return math.nan
     left, right = (rankdata(values) - (len(values) + 1) / 2 for values in (first, second))
     products = np.abs(np.array(list(itertools.permutations(right))) @ left)

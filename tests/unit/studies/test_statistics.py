@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -139,6 +141,13 @@ def test_intervals_over_seeds():
 def test_few_pairs_have_an_exact_p(second: list[float], p: float):
     """The share of all orders with a correlation that is as far from 0; of ties several orders are one."""
     assert rank_correlation(range(len(second)), second).p == pytest.approx(p)
+
+
+def test_an_infinite_value_is_the_highest_rank():
+    assert rank_correlation([1, 2, 3, 4, math.inf], [5, 4, 3, 2, 1]) == rank_correlation(range(5), [5, 4, 3, 2, 1])
+    unknown = rank_correlation([1, 2, 3, math.nan], [4, 3, 2, 1])
+    assert math.isnan(unknown.p)
+    assert "cannot be said" in unknown.sentence("x holds", "x", "y", "4 layers")
 
 
 def test_many_pairs_have_scipys_p():
