@@ -218,14 +218,15 @@ def test_a_drop_whose_interval_holds_0_is_not_a_fact(scores: tuple[float, ...], 
     assert f"a: least is lost without {end}" in with_predictions(pd.DataFrame(rows))[1][0]
 
 
-def test_the_drop_of_perplexity_is_the_rise_of_its_logarithm():
+@pytest.mark.parametrize("measure", ["perplexity", "mae"])
+def test_where_lower_is_better_the_drop_is_the_rise_of_the_logarithm(measure: str):
     scores = {(0, 0): 2.0, (1, 1): 3.0, (2, 1): 8.0}
     facts = {"task": "a", "seed": 0}
     rows = [
-        {**facts, "layer": layer, "blocks": blocks, "measure": "perplexity", "score": score}
+        {**facts, "layer": layer, "blocks": blocks, "measure": measure, "score": score}
         for (layer, blocks), score in scores.items()
     ]
     rows += [{**facts, "layer": layer, "blocks": 1, "measure": "nu", "score": 0.0} for layer in (1, 2)]
     table, conclusions = with_predictions(pd.DataFrame(rows))
     assert table[table["measure"] == "drop"]["score"].tolist() == pytest.approx([math.log(1.5), math.log(4)])
-    assert "without block 1, a rise of log perplexity of 0.405" in conclusions[0]
+    assert f"without block 1, a rise of log {measure} of 0.405" in conclusions[0]

@@ -108,9 +108,9 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
       without the range. The score is the share (0 to 1) of the whole model's continuation before the first difference,
       as the mean over prompts.
 
-    Rows of measure "drop" say how far a score fell (for perplexity: how far its logarithm rose). Each drop has a row
-    per proxy; the column "predicted" has the proxy's prediction. "rank_correlation" is Spearman's correlation between
-    the drops and the predictions over all ranges, where drops are means over seeds.
+    Rows of measure "drop" say how far a score fell (perplexity and mae: how far their logarithm rose). Each drop has a
+    row per proxy; "predicted" is the proxy's prediction. "rank_correlation" is Spearman's correlation of the
+    drops (means over seeds) with the predictions, over all ranges.
 
     A proxy compares the states before the first block of a range with those after its last block. "block_influence" is
     1 - the mean cosine similarity of the tokens' states; "cka_distance" is 1 - CKA of the mean state of each row; "nu",
@@ -351,7 +351,7 @@ def _figures() -> dict[str, Figure]:
             where={"measure": "drop"},
             title="Loss after cutting blocks: measured, and predicted by a cheap estimate (proxy)",
             x_title="predicted by the proxy",
-            value_title="measured drop (of perplexity: rise of its logarithm; of generation: share of tokens)",
+            value_title="measured drop (of perplexity and mae: rise of the logarithm; of generation: share of tokens)",
             note="If points rise from left to right, this cheap estimate can choose the blocks to cut.",
         ),
         "drop": Figure(
@@ -471,7 +471,7 @@ def _least_loss(task: str, measure: str, drops: Sequence[_Drop]) -> str:
     values = [drop.value for drop in drops if drop.block_range == least]
     summary = summarise(values)
     up, down = ("rise", "fall") if measure in LOWER else ("drop", "rise")
-    score = " of log perplexity" * (measure in LOWER) + " of the share of same tokens" * (measure == SAME)
+    score = f" of log {measure}" * (measure in LOWER) + " of the share of same tokens" * (measure == SAME)
     change = f"a {up if summary.mean >= 0 else down}{score} of {abs(summary.mean):.3f}"
     blocks = f"block {first}" if length == 1 else f"blocks {first} to {first + length - 1}"
     start = f"{task}: least is lost without {blocks}"
