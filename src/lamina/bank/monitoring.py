@@ -6,7 +6,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -33,22 +33,22 @@ TokenMaps = Sequence[tuple[list[str], Tensor, Tensor]]  # readers, and the stack
 # Storing monitors with their readers
 
 
-def stored_monitors(readers: Readers) -> dict[str, AnyMonitor]:
-    """Return name -> monitor, for the monitors stored with `readers`; the errors are those of `saved_monitors`."""
-    return saved_monitors({name: module.info for name, module in readers.items()})
+class _HasInfo(Protocol):
+    @property
+    def info(self) -> Info: ...
 
 
-def saved_monitors(infos: Mapping[str, Info]) -> dict[str, AnyMonitor]:
-    """Return name -> monitor, for the monitors in `infos`: reader name -> its saved `info`.
+def stored_monitors(readers: Mapping[str, _HasInfo]) -> dict[str, AnyMonitor]:
+    """Return name -> monitor, for the monitors in the `info` of `readers`: reader name -> module or saved settings.
 
     Each monitor names the reader with which it is saved, even if another bank knows that reader by another name. Raises
     ConfigError if a monitor cannot be read, or two readers have monitors of one name.
     """
     monitors: dict[str, AnyMonitor] = {}
-    for reader, info in infos.items():
+    for reader, module in readers.items():
         what = f"the monitors that are saved with reader '{reader}' cannot be read"
         with convert_errors(lambda reason, what=what: ConfigError(f"bank: {what} ({reason}). Calibrate them again.")):
-            for name, fields in info.get(MONITORS, {}).items():
+            for name, fields in module.info.get(MONITORS, {}).items():
                 if name in monitors:
                     raise ValueError(f"another reader has a monitor '{name}' too")
                 # another bank that shares the reader may have stored the name that the reader has there

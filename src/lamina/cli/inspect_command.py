@@ -138,9 +138,9 @@ def _inspect_bank(folder: str, readers: Mapping[str, ReaderFacts], *, as_json: b
     As JSON, only the monitors are printed, or only the readers if there are no monitors. `readers` is reader name ->
     the settings that were saved with it.
     """
-    from lamina.bank.monitoring import saved_monitors
+    from lamina.bank.monitoring import stored_monitors
 
-    monitors = list(saved_monitors({name: saved.info for name, saved in readers.items()}).values())
+    monitors = list(stored_monitors(readers).values())
     if as_json and monitors:
         print_json([_without_sketch(monitor.to_dict()) for monitor in monitors])
     elif as_json:

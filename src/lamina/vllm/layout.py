@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, final, get_args
 
-from lamina.bank.monitoring import saved_monitors
+from lamina.bank.monitoring import stored_monitors
 from lamina.errors import BaseMismatchError, ConfigError, check_known
 from lamina.heads import HEADS
 from lamina.heads.sequence_classification import SequenceClassification
@@ -17,7 +17,6 @@ from lamina.store.hub import local_folder
 from lamina.store.manifest import MANIFEST, READER, READERS, Manifest, ReaderFacts
 
 if TYPE_CHECKING:
-    from lamina.bank.reader import Info
     from lamina.heads.base import HeadConfig
     from lamina.monitors.cascade import AnyMonitor
     from lamina.vllm.engine_types import EngineConfig
@@ -128,17 +127,16 @@ class Layout:
         if not names:
             raise ConfigError(f"vllm: there is no reader to run from {folder}. Leave 'readers' out to run all.")
         columns: dict[str, ReaderColumns] = {}
-        infos: dict[str, Info] = {}
+        facts: dict[str, ReaderFacts] = {}
         first = {False: 0, True: 0}
         for name in names:
-            saved = ReaderFacts.read(folder / READERS / name / READER)
+            saved = facts[name] = ReaderFacts.read(folder / READERS / name / READER)
             head, whole = HEADS.from_dict(saved.head), saved.fusion["name"] == "pooled_layers"
             if pooling:
                 whole = isinstance(head, SequenceClassification)
             columns[name] = ReaderColumns(head, whole, first[whole], len(head.labels))
             first[whole] = columns[name].last
-            infos[name] = saved.info
-        monitors = {} if pooling else saved_monitors(infos)
+        monitors = {} if pooling else stored_monitors(facts)
         for name, monitor in monitors.items():
             for reader in monitor.readers:
                 if reader not in columns or columns[reader].whole:
