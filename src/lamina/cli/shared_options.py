@@ -170,7 +170,7 @@ def by_reader(op: str, option: str, values: Sequence[str], allowed: str) -> dict
 
 
 def numbers_of(option: str, values: Sequence[str] | None, kind: type[Number]) -> list[Number] | None:
-    """Return a list option's numbers; None: not given. Raise ConfigError if one is not a `kind`, int or float."""
+    """Return a list option's numbers, each once; None: not given. ConfigError if one is not a `kind`, int or float."""
     try:
         return None if values is None else [kind(name) for name in names_of(option, values) or ()]
     except ValueError:

@@ -66,6 +66,7 @@ def check_parts(recipe: Recipe, name: str, parts: Collection[str]) -> None:
 def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
     """Read one task of a recipe, with its data, limits and held-out rows, but without drawing its subsample.
 
+    `hold_out` changes nothing if the data has a test but no validation split, because rows are then held out anyway.
     `name` is the name of a task from files; a preset has its own. For `data` (the folder of the data) and the errors
     (DataError, ConfigError, UnknownNameError and MissingExtraError) see `load_tasks`.
     """

@@ -310,8 +310,8 @@ class SizedRun:
     def flops(self) -> int:
         """Number of operations that it takes to train and score the run.
 
-        If the run trains a reader, the passes of the base model are not counted, because readers share them. Each beam
-        of a search counts as one generated text.
+        If the run trains a reader, the passes of the base model are not counted, because readers share them. If edits
+        leave no layer to train, training counts as forward passes. Each beam of a search counts as one generated text.
         """
         scored = self.epochs * self.rows["validation"] + (self.rows["test"] if self.recipe.evaluate else 0)
         if self.reader is not None:
@@ -386,8 +386,8 @@ def _pass(part: str, runs: list[SizedRun]) -> SharedPass:
 def shared_passes(planned: Iterable[SizedRun], tasks: Mapping[str, Sequence[Task]]) -> list[SharedPass]:
     """Return all passes of the base model for a recipe, each with the runs of the readers that share it.
 
-    Runs share a pass if they read the same data. `planned` are all runs. `tasks` has the tasks whose data was read;
-    others are compared by their keys in the recipe.
+    Runs share a pass if they read the same data and the readers are not trained separately. `planned` are all runs.
+    `tasks` has the tasks whose data was read; others are compared by their keys in the recipe.
     """
     passes: dict[tuple[str, ...], list[SizedRun]] = {}
     named: dict[str, str] = {}

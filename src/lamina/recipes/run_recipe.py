@@ -400,8 +400,8 @@ class _Session:
 
         `specs` is run name -> run (several readers, or one run that fine-tunes the model), and `tasks` is run name ->
         task. Returns the bank or the edited model, and the processor. Weights of a new head and of edits are drawn with
-        the run's seed. Raises LaminaError if the model cannot be loaded, an edit cannot be applied, or a reader does
-        not fit the model.
+        the run's seed. A model with monitors is loaded with the head that it writes text with, if any. Raises
+        LaminaError if the model cannot be loaded, an edit cannot be applied, or a reader does not fit the model.
         """
         (first, *_), recipe = specs.values(), self.recipe
         kinds = {name: task.kind for name, task in tasks.items()}

@@ -286,7 +286,10 @@ class TaskRecipe(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> TaskRecipe:
-        """Raise ValidationError if keys contradict each other, or a name or reader does not suit the task."""
+        """Raise ValidationError if a name, image size or reader does not suit the task, or keys contradict each other.
+
+        Exactly one of "preset" and "files" must be set, and the keys in `FILE_KEYS` only with files.
+        """
         if (self.preset is None) == (self.files is None):
             raise ValueError("give either 'preset' or 'files', and not both")
         extra = sorted(FILE_KEYS & self.model_fields_set)
