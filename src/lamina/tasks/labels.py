@@ -113,8 +113,10 @@ def labelled_table(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
         return table
     refused = [at for at in missing if how == "error" or at not in skipped]
     allowed = ("drop", "mask", cell_forms.EvaluateOnly.MASK_NULLS)
-    is_allowed = how in allowed or (how is None and _may_be_shared(table, spec))
-    if refused and not is_allowed:
+    if refused and how is None and "mask" in spec.kind.missing:
+        own = {str(column) for column in (spec.text, spec.text_pair, spec.label)}
+        allowed += (None,) if label_columns(table, own, spec.label) else ()
+    if refused and how not in allowed:
         at = refused[0]
         raise _no_label(table, table.rows[at], spec, missing[at], is_skipped=at in skipped)
     kept = kept_rows(table, spec, texts=texts)
@@ -128,12 +130,6 @@ def labelled_table(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
     rest, places = table.select_rows(present), [place for place, at in enumerate(kept) if at not in masked]
     whole = table if len(kept) == len(table) else table.select_rows(kept)
     return replace(rest, whole=whole, places=places) if masked else rest
-
-
-def _may_be_shared(table: Table, spec: ColumnSpec) -> bool:
-    """Return whether the kind can mask rows, and a further column looks like the labels of another task over them."""
-    own = {str(column) for column in (spec.text, spec.text_pair, spec.label)}
-    return "mask" in spec.kind.missing and bool(label_columns(table, own, spec.label))
 
 
 def listed(rows: Sequence[int | str]) -> str:

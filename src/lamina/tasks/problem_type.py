@@ -16,7 +16,7 @@ from lamina.tasks.labels import bad_cell
 from lamina.tasks.stratify import MAX_CLASSES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
     from lamina.data.read import Table
     from lamina.tasks.base import ColumnSpec
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _FEW_CLASSES = 20  # distinct whole numbers that are hardly meant as amounts
 _SCORES = 8  # distinct whole numbers that may be scores; they are told of at level INFO, more than 20 in a warning
 _LISTED = re.compile(r"\[.*,.*\]|\{.*,.*\}", re.DOTALL)  # as Postgres writes arrays
+_HIDE = "set problem_type='classification' to hide this line"
 logger = logging.getLogger(__name__)
 
 
@@ -122,20 +123,12 @@ def _refuse_ambiguous(table: Table, column: str | int) -> None:
                 hint = f"Set problem_type='multi_label' and separator='{sign}' if it is several classes"
                 problem = f"{got}; a label must have one meaning. {hint}, or problem_type='classification' if not."
                 raise bad_cell(table, rows[text], column, problem)
-    _warn_of_lists(table, column, rows)
-    if not are_numbers and len(rows) <= MAX_CLASSES:
-        _warn_of_joined(table, column, rows)
-
-
-_HIDE = "set problem_type='classification' to hide this line"
-
-
-def _warn_of_lists(table: Table, column: str | int, texts: Iterable[str]) -> None:
-    """Warn if one of the different labels of a column, `texts`, is in square brackets or braces and has a comma."""
-    if text := next(filter(_LISTED.fullmatch, texts), None):
+    if text := next(filter(_LISTED.fullmatch, rows), None):
         what = "label column '%s' has '%s', which is read as one class"
         hint = f"If it is several classes, write every label as a list in JSON, or {_HIDE}"
         logger.warning(f"task: %s: {what}. {hint}.", table.path, column, text)
+    if not are_numbers and len(rows) <= MAX_CLASSES:
+        _warn_of_joined(table, column, rows)
 
 
 def _warn_of_joined(table: Table, column: str | int, texts: Collection[str]) -> None:

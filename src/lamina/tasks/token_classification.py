@@ -181,10 +181,9 @@ class Pieces:
 
 
 def _continued_tags(key: Key, further: Sequence[int]) -> tuple[int, ...]:
-    """Return the tags that a token's words would have if all of them belonged to the span of the first word.
+    """Return the tags of a token's words if all belong to the first one's span: `key` is one of `Pieces.tags`.
 
-    `key` is one of `Pieces.tags`. `further` has for each tag the id of the tag of words that continue its span; see
-    `continued`.
+    `further` is the result of `continued`.
     """
     _, count, first = key
     return (first, *[further[first]] * (count - 1))
