@@ -46,7 +46,8 @@ class ReaderBank(ReaderCollection):
     and without readers. The model is not a submodule, so `bank.parameters()` and `bank.state_dict()` hold the readers'
     tensors only. A copy of a bank (`copy.deepcopy`, pickle) contains a copy of the model.
 
-    A bank behaves like a mapping: `bank[name]` is the `ReaderModule` of a reader, and iterating yields the names.
+    A bank behaves like a mapping: `bank[name]` is the `ReaderModule` of a reader, and iterating yields the names. The
+    arguments are attributes of the same names.
 
     Example:
         ```python
@@ -68,7 +69,7 @@ class ReaderBank(ReaderCollection):
         info: JSON-ready facts about the bank, which are saved with it.
 
     Attributes:
-        folder: Local folder from which the bank was loaded, or None. The arguments are attributes of the same names.
+        folder: Local folder from which the bank was loaded. None: it was not loaded.
 
     Raises:
         ConfigError: If an argument has the wrong type; if `train_base` is set and all parameters are frozen, or the

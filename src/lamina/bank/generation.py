@@ -91,8 +91,8 @@ class GenerateCall:
         prompt_tokens: Number of tokens of the prompt at the start of the returned sequences, which is the width of
             `prompts`; 0 if the prompt is embeddings.
         prompt: Length of the prompt that the decoder reads, in tokens.
-        prompts: `input_ids`: `[rows, tokens]` with padding. In an encoder-decoder, the decoder's start tokens. `[rows,
-            0]` if the prompts are embeddings.
+        prompts: `input_ids`, with padding. In an encoder-decoder, these are the decoder's start tokens; if the prompts
+            are embeddings, there are none: `[rows, 0]`.
     """
 
     def __init__(

@@ -282,7 +282,7 @@ class ReaderModule(nn.Module):
         return {} if measure is None else dict(zip(self.layers, measure().tolist(), strict=True))
 
     def restart_importance(self) -> None:
-        """Reset the running sums of a fusion whose importance depends on its inputs (`InputWeighted`)."""
+        """Reset the running sums of a fusion whose importance depends on its inputs (`InputWeighted`), if it is one."""
         mode = self.fusion.training
         self.fusion.train(not mode).train(mode)
 

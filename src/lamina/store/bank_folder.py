@@ -256,7 +256,7 @@ def saved_bytes(target: ReaderBank | PreTrainedModel) -> int:
 
 
 def _names(readers: Iterable[str]) -> list[str]:
-    """Return the paths in its folder of a bank's manifest, which is its mark, its card, and the files of `readers`."""
+    """Return the paths, in a bank's folder, of its manifest (the mark), its model card and the files of `readers`."""
     reader_files = [f"{READERS}/{name}/{file}" for name in readers for file in (READER, WEIGHTS)]
     return [MANIFEST, CARD, *reader_files]
 

@@ -244,5 +244,5 @@ def _row(name: str, reader: ReaderModule) -> str:
 
 
 def _table_row(cells: list[str]) -> str:
-    """Return a row of a Markdown table. Bars and line breaks in cells are replaced."""
+    """Return a row of a Markdown table. Bars in cells are escaped; line breaks and other white space become spaces."""
     return "| " + " | ".join(re.sub(r"\s+", " ", cell.replace("|", "\\|")) for cell in cells) + " |"

@@ -202,7 +202,7 @@ class ReaderFacts(SavedFacts):
         fusion: Fields of the fusion's config, with its registered name as "name".
         head: Fields of the head's config, with its registered name as "name".
         stack: Name of the stack that the reader reads.
-        seed: The reader's seed.
+        seed: Seed of the reader's initial parameters and of dropout.
         layers: Layers that the reader reads.
         parameters: Number of the reader's parameters.
         info: The reader's `info`.
