@@ -473,7 +473,7 @@ class Kind(ABC, Generic[InputsT]):
         return 0
 
     def batch_size(self, asked: int, inputs: InputsT, outputs: int) -> int:
-        """Return the number of rows in a batch for scoring: by default, and at most, the user's number `asked`.
+        """Return the number of rows in a batch for scoring: at most `asked`, the user's number, which is the default.
 
         `outputs` is the number of scores per position: of a reader's head, or the size of a whole model's vocabulary.
         """

@@ -37,7 +37,7 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
 
     Raises:
         DataError: If some labels are lists and others are not. Without two class names in `spec.labels`, also if
-            numbers with a decimal point stand among names; or if every label is like 1.0, and `spec.missing_labels` is
+            numbers with a decimal point stand among names; or if all are whole, as 1.0, and `spec.missing_labels` is
             "drop" or rows without a label were masked. Without any name in `spec.labels`, also if a text has more than
             one meaning (`_refuse_ambiguous`).
     """
