@@ -99,11 +99,13 @@ def _probe_verdicts(study: Study) -> Iterator[str]:
         if baselines.empty or probes.empty or ahead.empty:
             continue
         strongest = baselines.loc[baselines["score"].idxmax()]
-        means = probes.groupby(["layer", "probe"], sort=False)["score"].mean()
-        layer, probe = means.idxmax()
+        sited = probes.assign(site=probes.get("site", "output"))
+        means = sited.groupby(["site", "layer", "probe"], sort=False)["score"].mean()
+        site, layer, probe = means.idxmax()
+        place = f"{'' if site == 'output' else f'the {site} of '}layer {layer:g}"
         name = BASELINES.get(strongest["probe"], str(strongest["probe"]))
         metric = str(strongest["metric"]).replace("_", " ")
-        against = f"{metric} {means.max():.3f} ({probe} probe of layer {layer:g}) against {strongest['score']:.3f}"
+        against = f"{metric} {means.max():.3f} ({probe} probe of {place}) against {strongest['score']:.3f}"
         better = ahead[(ahead["score"] > 0) & (ahead["low"] > 0) & (ahead["p"] <= _SIGNIFICANT)]
         if probes["seed"].nunique() < 2:
             yield f"{task}: one seed cannot show whether a layer is better than {name}: {against}."

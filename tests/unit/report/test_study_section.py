@@ -239,6 +239,14 @@ def test_a_probing_study_has_one_verdict_per_task(study: Study, verdict: str):
     assert section.details == ["film: more."]
 
 
+def test_a_verdict_tells_the_sites_of_a_layer_apart():
+    study = probed(0.1)
+    inside = study.table[study.table["seed"].notna()].assign(site="ffn", score=0.9)
+    table = pd.concat([study.table.assign(site="output"), inside])
+    (sentence, *_) = study_section(Study("probe", table), "run").conclusions
+    assert sentence.endswith("accuracy 0.900 (mlp probe of the ffn of layer 4) against 0.480.")
+
+
 def test_scores_are_titled_by_their_metric():
     columns = {"layer": [1], "measure": ["score"], "metric": ["span_f1"], "score": [0.1]}
     assert drawing_of(of(Figure("line", x="layer"), **columns), "it").titles["value"] == "span f1"
