@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 from tests.support.tiny import model_of
@@ -11,6 +14,7 @@ from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadMode
 
 from lamina.errors import ConfigError, DataError, LayerIndexError, UnsupportedModelError
 from lamina.studies import lens, lens_tokens
+from lamina.studies.states import lens as lens_module
 from lamina.studies.states.lens import OutputHead
 
 TEXTS = ["the film is good .", "anna was very slow", "ben and anna", "a bad film and a good film in paris"]
@@ -141,3 +145,10 @@ def test_more_than_a_head_after_the_last_block(llama, monkeypatch: pytest.Monkey
     monkeypatch.setattr(llama.lm_head, "forward", lambda states: forward(states) + states.shape[1])
     with pytest.raises(UnsupportedModelError, match="after its last block is not done token by token"):
         OutputHead(llama, op="lens")
+
+
+@pytest.mark.parametrize(("loss", "expected"), [(0.0, 1.0), (math.inf, math.exp(700)), (math.nan, math.nan)])
+def test_a_perplexity_is_limited_but_an_unknown_one_stays_unknown(monkeypatch, loss: float, expected: float):
+    table = pd.DataFrame({"measure": ["loss"], "score": [loss]})
+    monkeypatch.setattr(lens_module, "lens", lambda *_, **__: SimpleNamespace(table=table))
+    assert lens_module.perplexity(object(), [], None, 1) == pytest.approx(expected, nan_ok=True)

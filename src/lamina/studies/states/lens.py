@@ -315,11 +315,11 @@ def perplexity(
     """Return the perplexity of one layer on some texts: exp(mean loss), with the loss of `lens` in nats.
 
     `layer` is the layer's number; the highest layer gives the model's own perplexity. A masked language model predicts
-    masked tokens, a causal model all next tokens. The result is at most exp(700). The other arguments and the errors
-    are those of `lens`.
+    masked tokens, a causal model all next tokens. The result is at most exp(700), or NaN. The other arguments and the
+    errors are those of `lens`.
     """
     table = lens(model, texts, processor=processor, layers=[layer], max_length=max_length).table.set_index("measure")
-    return math.exp(min(700.0, table.loc["loss", "score"]))  # exp(710) overflows
+    return math.exp(min(table.loc["loss", "score"], 700.0))  # exp(710) overflows; NaN stays NaN in this order
 
 
 def _conclusions(accuracy: Mapping[int, float], tokens: int, depth: int) -> Iterator[str]:
