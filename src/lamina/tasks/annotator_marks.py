@@ -21,9 +21,9 @@ _NOT_ACCEPTED = ("reject", "ignore")  # compared one by one, because a cell may 
 def skipped_rows(table: Table, spec: ColumnSpec) -> set[int]:
     """Return the indices of rows whose label was rejected or skipped, or is not there yet.
 
-    Rows of Prodigy have "reject" or "ignore" in a column "answer". That column counts only if `spec` does not read it,
-    all its cells are "accept", "reject", "ignore" or missing, and the table has another column of Prodigy, such as
-    "_input_hash", or a label that is a list of objects (spans). Otherwise "answer" may mean something else.
+    Rows of Prodigy have "reject" or "ignore" in a column "answer". That column counts only if `spec` does not read it
+    and all its cells are "accept", "reject", "ignore" or missing. The table must also have another column of Prodigy,
+    such as "_input_hash", or a label that is a list of objects (spans).
 
     Rows of Label Studio have an empty list as label. It counts only if another label is a list of annotations, which
     are objects with the key "result".

@@ -277,9 +277,9 @@ def parts(
 def spelled_list(text: str) -> object:
     """Return the list, tuple or set that a text in brackets spells in JSON or Python; None for any other text.
 
-    Raises LabelCellError if a text in square brackets spells no list (such as a printed NumPy array, or a long list in
-    Python), if one in braces is an object or has a comma but spells no set (such as an array of Postgres), or if a key
-    in it comes twice.
+    Raises LabelCellError in three cases. A text in square brackets spells no list, such as a printed NumPy array, or a
+    long list in Python. A text in braces is an object, or has a comma but spells no set, such as an array of Postgres.
+    A key comes twice.
     """
     if printed := _SET.fullmatch(text):
         text = printed[1] or "[]"

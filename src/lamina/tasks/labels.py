@@ -439,9 +439,9 @@ def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] 
     `labels`, or at least 2 if `labels` is None.
 
     Raises DataError if only some lists are like that, and a list of 0 and 1 cannot hold ids. It cannot if it has bools,
-    or if it has 0 or 1 twice and an entry per label. With 0 or 1 twice and another length, it can only hold ids if its
-    table has (a) a list with a single entry or with entries other than 0 and 1, and (b) lists of several lengths, or
-    none with an entry per label.
+    or if it has 0 or 1 twice and an entry per label. With 0 or 1 twice and another length, it can only hold ids if (a)
+    its table has a list with a single entry or with entries other than 0 and 1, and (b) the table's lists differ in
+    length, or none has an entry per label.
     """
     width, sure = None if labels is None else len(labels), False
     other: tuple[Table, int, Sequence[object]] | None = None  # the first list that is not 0 and 1 per class
@@ -471,8 +471,8 @@ def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] 
 def multi_hot(table: Table, column: str | int, labels: Sequence[str], *, is_hot: bool) -> Iterator[tuple[int, ...]]:
     """Yield each list of a column as 0 and 1 per class. The lists hold that already (`is_hot`), or names or ids.
 
-    Names and ids follow the rules and errors of `class_ids`. DataError is also raised if the column's type declares
-    class ids, but a list is 0 and 1 per class: it has an entry per class, all 0 or 1, and one of these values twice.
+    Names and ids follow the rules and errors of `class_ids`. DataError is also raised for a list of 0 and 1 per class
+    if the column's type declares class ids. Such a list has an entry per class, all 0 or 1, and one of these twice.
     """
     index = _index(labels)
     for row, cell in _cells(table, column):

@@ -66,8 +66,8 @@ def usual_positive(labels: Sequence[str]) -> str | None:
 def named_class(op: str, name: object, labels: Sequence[str]) -> str:
     """Return the label that the user means by `name`: a text, whole number or bool; `op` begins error messages.
 
-    If the labels are 0 and 1, no and yes, or false and true (in any case), names of the same meaning are equal: if the
-    labels are "no" and "yes", 1 and True stand for "yes". A number never means a label's id. Raises UnknownNameError if
+    If the labels are 0 and 1, no and yes, or false and true (in any case), names of the same meaning are equal: beside
+    "no" and "yes", 1 and True stand for "yes". A number never means a label's id. Raises UnknownNameError if
     no label has this name, and ConfigError if `name` cannot be the name of a class.
     """
     try:

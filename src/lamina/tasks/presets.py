@@ -102,9 +102,10 @@ def find_preset(name: str) -> tuple[str, Preset]:
 def published_files(name: str, preset: Preset, folder: Path) -> dict[str, Path | tuple[Path, Path]]:
     """Return split name -> file, pair of files or folder, for a preset's published files in the local folder `folder`.
 
-    If there is no train file, another one becomes the train split, with a warning: for running text, the validation
-    file; otherwise, but only if no split has a file, one of the preset's `stand_ins`. `name` is the task's name in
-    messages. A warning also says if there is no validation file. Raises DataError if there is nothing to train on.
+    If there is no train file, another one becomes the train split, with a warning. For running text it is the
+    validation file; for other tasks one of the preset's `stand_ins`, but only if no split has a file. `name` is the
+    task's name in messages. A warning also says if there is no validation file. Raises DataError if there is nothing to
+    train on.
     """
     sources = {part: _first_present(folder, names) for part, names in preset.files.items()}
     if sources["train"] is None and kind_of(preset.kind).sequential and sources["validation"] is not None:

@@ -264,10 +264,10 @@ def _may_be_place(key: str, text: str) -> bool:
 def _label(span: object, labels: Sequence[object], default: str) -> str:
     """Return the label of a span. `labels` are the values of its label keys: a name, {"value": name}, or a list of one.
 
-    Raises SpanError if there is no label or one is missing, or if the label is "O" or begins with "B-" or "I-" (in a
-    span with the keys "index" and "entity", as pipelines write them, also with "E-", "L-", "S-" or "U-"). Raises
-    LabelCellError if a label is not a class name, and UnplacedSpanError if labels differ. The message about a missing
-    label names `default`, the label of spans without a label key.
+    Raises SpanError if there is no label or one is missing, or if the label is "O" or begins with "B-" or "I-". In a
+    span with the keys "index" and "entity", as pipelines write them, it may not begin with "E-", "L-", "S-" or "U-"
+    either. Raises LabelCellError if a label is not a class name, and UnplacedSpanError if labels differ. The message
+    about a missing label names `default`, the label of spans without a label key.
     """
     entries = [part for label in map(plain, labels) for part in (label if isinstance(label, list) else [label])]
     # flair writes its labels with their confidence

@@ -37,8 +37,8 @@ def label_columns(table: Table, texts: Collection[str], label: str | int) -> dic
 
     A column counts if its cells are names, numbers or lists of them (or spans with a "label"), and it has 2 to 1,000
     different labels, at most half as many as the table has rows. An empty cell has an empty list. If no column counts,
-    and `label` names a field of a column of objects as "column.field", the fields of this column that look like labels
-    are returned under such names; {} if the objects have more than 50 different fields.
+    and `label` is a field of a column of objects ("column.field"), those fields of this column that look like labels
+    are returned under such names. Objects with more than 50 different fields give {}.
 
     Args:
         table: The table.

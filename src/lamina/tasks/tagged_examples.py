@@ -242,9 +242,9 @@ def _labelled_texts(table: Table, spec: ColumnSpec) -> Sequence[str]:
 def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedText]:
     """Return the words of each row's text with their tags; `default` is the label of spans without a label.
 
-    Edges of spans count characters. They count UTF-16 units instead, with a warning, if that leaves no wrong span and
-    one of two things holds: more rows have wrong spans in characters than cut words in units; or no row has a wrong
-    span, and words are cut in characters only. A wrong span raises DataError, as in `span_splits`; with
+    Edges of spans count characters. They count UTF-16 units instead, with a warning, if no span is wrong in units, and
+    fewer rows have cut words in units than wrong spans in characters. If no span is wrong in characters, words must be
+    cut in characters and none in units. A wrong span raises DataError, as in `span_splits`; with
     `missing_labels` "ignore", the words of its row get no tags, with a warning. A span that cuts words tags its whole
     words, with a warning.
     """

@@ -341,14 +341,14 @@ class Task:
             problem_type: "classification", "regression" (labels with a decimal point) or "multi_label" (lists of
                 labels, texts that spell lists, or lists of 0 and 1 per class). None: inferred from the labels, or fixed
                 by the kind.
-            missing_labels: What to do with rows without a label (a cell that is empty, null, NaN, or a text such as
-                "NA", "null" or "None" that is not among `labels`): "error"; "drop"; or "mask", which keeps them for
-                other tasks over the same rows, without loss and score for this one. The last two count them in a
-                warning. "ignore", for spans, is like "error", but rows with a span that is not in their text, shares a
-                word with another, contains no word or has several labels are kept without labels. None: "mask" if
-                another column of the file looks like labels and `fit` gets a task over the same rows, else "error";
-                but rows that an annotator rejected, skipped or did not finish (Prodigy, Label Studio) are left out, and
-                under the problem type "multi_label" an empty text means that the row has no class.
+            missing_labels: What to do with rows without a label: a cell that is empty, null, NaN, or a text such as
+                "NA", "null" or "None" that is not among `labels`. "error" raises DataError. "drop" leaves them out.
+                "mask" keeps them for other tasks over the same rows, without loss and score for this one. The last two
+                count them in a warning. "ignore", for spans, is like "error", but rows with a span that is not in their
+                text, shares a word with another, contains no word or has several labels are kept without labels. None:
+                "mask" if another column of the file looks like labels and `fit` gets a task over the same rows, else
+                "error". With None, rows that an annotator rejected, skipped or did not finish (Prodigy, Label Studio)
+                are left out, and an empty text is no class under the problem type "multi_label".
             label_all_tokens: For "token_classification", whether to learn every sub-token of a word (B- is continued as
                 I-), and not only the first. Words are scored by their first sub-token in either case.
             name: Name of the task. None: the name of the first file, without its ending.
