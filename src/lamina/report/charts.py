@@ -425,7 +425,8 @@ def _spaced(values: Sequence[float], gap: float, low: float, high: float) -> lis
 def _bar_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain | None) -> Chart:
     """Return a bar chart: vertical bars if x is a number such as a layer, horizontal bars if x is a name.
 
-    `base` is an empty chart; for `domain` see `spec_of`.
+    Numbers are sorted; names go from top to bottom in the order of the rows. `base` is an empty chart; for `domain` see
+    `spec_of`.
     """
     selectable, opacity = _highlight(altair, drawing)
     scale = _value_scale(altair, drawing, domain, zero=True)

@@ -107,7 +107,7 @@ def write_page(
 def _default_title(sections: Sequence[Section]) -> str:
     """Return a page title that says what was studied.
 
-    Up to two models and three tasks are named. More are "several models", and "and 2 more" tasks.
+    It names up to two models (more: "several models"; none: "the model"), and up to three tasks ("and 2 more").
     """
     models = list(dict.fromkeys(section.model.rpartition("/")[2] for section in sections if section.model))
     tasks = list(dict.fromkeys(task for section in sections for task in section.tasks))

@@ -439,7 +439,10 @@ def _per_class_f1(totals: Array) -> Array:
 
 
 def _class_sizes(totals: Array) -> Array:
-    """Return how often each class is true or predicted, `[..., classes]`, from summed, flattened confusion matrices."""
+    """Return how often each class is true plus how often it is predicted, `[..., classes]`.
+
+    `totals` are summed, flattened confusion matrices `[..., classes * classes]`.
+    """
     table = _matrix(totals)
     return table.sum(-1) + table.sum(-2)
 

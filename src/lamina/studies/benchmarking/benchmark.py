@@ -398,7 +398,10 @@ def critical_difference(methods: int, sets: int) -> float:
 
 
 def _sentence(row: Row, sets: int, seeds: int) -> str:
-    """Return the sentence for a row of `compare_methods`; `sets` and `seeds` are numbers of data sets and seeds."""
+    """Return the sentence for a row of `compare_methods`, with its interval and p value if it has them.
+
+    `sets` and `seeds` are the numbers of data sets and of seeds.
+    """
     value = float(row["score"])  # pyright: ignore
     counts = f"ahead on {row['wins']}, level on {row['level']}, behind on {row['losses']} of {pluralize(sets, 'set')}"
     mean = f"{row['method']} is {abs(value):.3f} {'above' if value >= 0 else 'below'} {row['against']} on average"

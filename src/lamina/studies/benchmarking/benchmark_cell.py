@@ -356,7 +356,7 @@ class States:
     def _fitted(self, method: str) -> tuple[Fitted, int | None]:
         """Fit a method that uses fixed features; return its result, and the layer that it chose.
 
-        The layer is None for all methods but "best_layer".
+        The layer is None for all methods but "best_layer". Raises MissingExtraError as `boosted_trees` does.
         """
         classes, seed = self._drawn.train.labels, self._settings.draw
         if method == "majority":

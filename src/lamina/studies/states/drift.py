@@ -192,7 +192,7 @@ class _BlockWeights:
         layers: Numbers of the chosen blocks, ascending.
         maps: Layer -> role -> name of a weight -> the weight, not a copy. A block may lack a role.
         roles: Names of the chosen roles.
-        largest: Length of the longest shorter side of any matrix.
+        largest: The largest min(rows, columns) of any matrix.
 
     Raises:
         LaminaError: If a layer, role or stack does not exist, or the model cannot be compared; see `drift`.
