@@ -233,8 +233,9 @@ class LaminaEstimator(BaseEstimator):
         """Train the bank's reader on the task with `lamina.fit` and `seed`, and set `bank_` and `result_`.
 
         Without `epochs`, their number depends on the number of rows. The last epoch's weights stay, or the best epoch's
-        if there is a validation split. Raises ConfigError if `options` is not a mapping, or has an option that is a
-        parameter of the estimator; and the errors of `lamina.fit`.
+        if there is a validation split. Unless `options` has `cache`, states are cached in float32 for
+        this run. Raises ConfigError if `options` is not a mapping, or has an option that is a parameter of the
+        estimator; and the errors of `lamina.fit`.
         """
         own: JSONObject = {name: getattr(self, name) for name in _PARAMETERS}
         own |= {"seed": seed, "keep": "last" if self.validation_fraction is None else "best"}
@@ -352,7 +353,7 @@ class LaminaEstimator(BaseEstimator):
 
     @classmethod
     def load(cls, folder: str | Path, *, model: ModelLike | None = None, processor: Processor | None = None) -> Self:
-        """Load an estimator that `save` wrote.
+        """Load an estimator that `save` wrote. Its parameters `model` and `processor` become those that are used here.
 
         Args:
             folder: Folder that `save` wrote.

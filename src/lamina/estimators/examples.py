@@ -38,7 +38,7 @@ _LARGEST = 1e37  # of a regressor's numbers: its head's weights are scaled to th
 def data_errors(op: str) -> Iterator[None]:
     """Convert a TypeError, ValueError or OverflowError in the `with` block to a DataError with `op` and its message.
 
-    scikit-learn's messages are kept, because its users know them. Errors of Lamina pass unchanged.
+    Errors of Lamina pass unchanged.
     """
     try:
         yield

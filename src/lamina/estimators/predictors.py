@@ -26,7 +26,7 @@ from lamina.estimators.examples import (
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.tasks.label_cells import class_name, is_missing
-from lamina.tasks.metrics import marks_spans, score_tags
+from lamina.tasks.metrics import marks_spans, require_metrics, score_tags
 from lamina.tasks.split import Split
 from lamina.tasks.tag_schemes import odd_tag, recognise, to_iob2
 from lamina.tasks.words import join
@@ -373,6 +373,7 @@ class LaminaTagger(LaminaEstimator):
             NotFittedError: If `fit` was not called.
             DataError: If X or y has the wrong form, or all tags are -100.
             LaminaError: If the backend cannot be used, or an output is NaN or infinite.
+            MissingExtraError: If the tags mark spans, and seqeval is not installed.
         """
         guesses = self.predict(X)
         op = self._op("score")
@@ -388,6 +389,7 @@ class LaminaTagger(LaminaEstimator):
             for rows in (named, truths)
         )
         metric = "span_f1" if marks_spans(labels) else "accuracy"
+        require_metrics(op, [metric])
         return score_tags([metric], said, true, labels)[metric]
 
 

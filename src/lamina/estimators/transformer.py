@@ -37,7 +37,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         model: Hub id, folder or "minilm"; or a loaded transformers model, which `fit` freezes.
         layer: Number of a layer: 0 the embeddings, 1 the first block, -1 the last. Or a selector of several layers
             ("top:4"), whose features are concatenated.
-        fusion: A fusion to use instead of `layer`.
+        fusion: A fusion to use instead of `layer`. None: `layer` counts.
         pooling: How features of tokens become features of a text: "mean" over the tokens, or the "first" token.
         processor: Tokenizer of the model. None: the one saved with the model.
         epochs: Number of passes over the texts to train a fusion. None: 3, or more if that is needed for 200 steps.

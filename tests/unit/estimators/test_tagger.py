@@ -8,7 +8,8 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
 
 import lamina
-from lamina.errors import ConfigError, DataError
+from lamina import errors
+from lamina.errors import ConfigError, DataError, MissingExtraError
 from lamina.estimators.predictors import LaminaTagger
 
 WORDS = [["anna", "went", "to", "paris"], ["ben", "saw", "rome", "and", "oslo"], ["the", "film"], []] * 2
@@ -43,6 +44,13 @@ def test_the_score_is_span_f1_where_tags_mark_spans_and_accuracy_else(base: str)
     plain = [[tag.removeprefix("B-") for tag in row] for row in TAGS]
     fitted = LaminaTagger(base, **FAST).fit(WORDS, plain)
     assert fitted.score(WORDS[:1], [["PER", "O", "O", "O"]]) == pytest.approx(3 / 4)
+
+
+def test_the_span_score_names_the_package_that_it_lacks(base: str, monkeypatch: pytest.MonkeyPatch):
+    fitted = LaminaTagger(base, **FAST | {"epochs": 1}).fit(WORDS, TAGS)
+    monkeypatch.setattr(errors, "find_spec", lambda _: None)
+    with pytest.raises(MissingExtraError, match=r"LaminaTagger.score.*seqeval"):
+        fitted.score(WORDS, TAGS)
 
 
 def test_a_fit_that_is_refused_before_training_leaves_the_one_before(base: str):
