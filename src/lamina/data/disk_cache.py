@@ -100,8 +100,6 @@ def read_entry(path: Path, expected: Mapping[str, object] | None = None) -> Entr
     Returns:
         The entry; its `problem` says why it cannot be used. None if there is no folder at `path`.
     """
-    if not path.is_dir():
-        return None
     sizes, facts = dict[str, int](), Facts()
     try:
         sizes = {file.name: file.stat().st_size for file in path.iterdir() if file.is_file()}
@@ -110,7 +108,8 @@ def read_entry(path: Path, expected: Mapping[str, object] | None = None) -> Entr
             problem = _problem(path, facts, sizes, expected)
     except Exception:  # the index may hold anything, so that errors of any type may be raised
         problem = "its index cannot be read"
-    return Entry(path.name, facts, sum(sizes.values()), problem)
+    # at the end, because another process may remove the entry while it is read
+    return Entry(path.name, facts, sum(sizes.values()), problem) if path.is_dir() else None
 
 
 def _read_index(path: Path) -> tuple[Facts, str | None]:
@@ -281,8 +280,11 @@ def _lock(folder: Path, key: str) -> FileLock:
 
 def _is_entry(path: Path) -> bool:
     """Return whether a path is the folder of an entry: it has an index, and otherwise only `.bin` and `.json` files."""
-    names = {file.name for file in path.iterdir() if file.is_file()} if path.is_dir() else set()
-    return INDEX in names and all(file.name in names and file.suffix in (".bin", ".json") for file in path.iterdir())
+    files: list[Path] = []
+    with suppress(FileNotFoundError):  # another process may remove the entry meanwhile
+        files = list(path.iterdir()) if path.is_dir() else []
+    known = all(file.is_file() and file.suffix in (".bin", ".json") for file in files)
+    return known and any(file.name == INDEX for file in files)
 
 
 def _remove(path: Path) -> None:

@@ -148,8 +148,8 @@ class Encoded:
     def token_ranges(self) -> list[TokenRange]:
         """For each window, where the tokens of the text stand in it.
 
-        If pairs are cut into windows, these are the tokens of the second text; if not, those before the special token
-        that follows the first text (if there is none, both texts). In a block they are all tokens.
+        For pairs that are cut into windows, these are the tokens of the second text. For other pairs, they are those
+        before the special token that follows the first text; without one, those of both texts. For blocks: all tokens.
         """
         return list(map(TokenRange, *(self._table.column(name).to_pylist() for name in TokenRange._fields)))
 

@@ -77,7 +77,7 @@ class RecordedStates:
         manifest: The contents of `states.json`. The files are checked against it; DataError if one does not fit.
 
     Attributes:
-        lengths: Array with the number of tokens of each row; 1 if states are pooled and the manifest has no numbers.
+        lengths: Array with the number of tokens of each row; 1 if states are pooled and the manifest names no file.
     """
 
     def __init__(self, folder: Path, manifest: StatesManifest) -> None:
@@ -304,7 +304,7 @@ class RecordedStates:
         return np.ones(manifest.rows, np.int64) if given is None else given
 
     def _agreed(self, given: np.ndarray | None, numbers: Sequence[int]) -> np.ndarray:
-        """Return the length of every row. `numbers` are the indices of the manifest's arrays that hold all rows.
+        """Return the length of every row. `numbers` are indices of the manifest's arrays that together hold all rows.
 
         `given` are the lengths that the manifest's file or other arrays gave, or None. Raises DataError if these arrays
         contradict `given`, a row has no token, or nothing says where a row ends.

@@ -20,9 +20,9 @@ def read_flags(encoded: Encoded) -> list[list[bool]]:
     """Return for each window and token whether the answer for the token is taken from this window.
 
     Neighbouring windows share tokens. The answer for each token of a text is taken from one window: the one with the
-    most context, which is the smaller of the numbers of tokens to the left and right. At the start and the end of the
-    text, context counts as unlimited; the first of equal windows counts. Tokens outside `Encoded.token_ranges`, such as
-    special tokens, have False.
+    most context, which is the smaller of the numbers of tokens to the left and right. In the first window of a text,
+    the left context counts as unlimited, in the last window the right one. If windows are equal, the first counts.
+    Tokens outside `Encoded.token_ranges`, such as special tokens, have False.
     """
     flags = [[False] * length for length in encoded.lengths.tolist()]
     texts, ranges = encoded.text.tolist(), encoded.token_ranges
@@ -52,8 +52,8 @@ class WordToken(NamedTuple):
     Attributes:
         window: Index of the window.
         position: Position of the token in the window.
-        word: Index, among the words of all texts, of the first of these words: the one that the token belongs to.
-        last: Index of the last of these words.
+        word: Number of the first of these words, to which the token belongs. Words count through all texts, from 0.
+        last: Number of the last of these words.
     """
 
     window: int

@@ -152,6 +152,25 @@ def test_entries_are_listed_newest_first(tmp_path: Path, monkeypatch: pytest.Mon
     assert old.size_bytes == 6 + index(tmp_path).stat().st_size
 
 
+@pytest.mark.parametrize("listing", [1, 2])
+def test_an_entry_that_another_process_removes_meanwhile_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listing: int
+):
+    fill(tmp_path)
+    fill(tmp_path, OTHER)
+    real, listings = Path.iterdir, list[Path]()
+
+    def iterdir(path: Path):
+        listings.append(path)
+        if listings.count(tmp_path / KEY) == listing:
+            shutil.rmtree(tmp_path / KEY, ignore_errors=True)
+        return real(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert [entry.key for entry in entries(tmp_path)] == [OTHER]
+    assert not (tmp_path / KEY).exists()
+
+
 def test_clearing_takes_what_is_asked_for_and_nothing_else(tmp_path: Path):
     assert clear(tmp_path / "none", "all") == []
     for key in (KEY, OTHER, "d" * 32):
