@@ -71,15 +71,16 @@ def fusion_name(config: FusionConfig) -> str:
 
 
 class FusionConfig:
-    """The settings of a fusion. Subclasses are frozen dataclasses, mostly with a field `layers`, a layer selector.
+    """The settings of a fusion. Subclasses are frozen dataclasses.
 
-    A module class is tied to its config by `class MeanFusion(Fusion, config=Mean)`, which sets `module` and `streams`
-    of the config. A field with a value of the wrong type, or outside its range, raises ConfigError.
+    They have `layers`, a layer selector, or override `selector`. A module class is tied to its config by `class
+    MeanFusion(Fusion, config=Mean)`, which sets `module` and `streams` of the config. A field with a value of the wrong
+    type, or outside its range, raises ConfigError.
 
     Attributes:
         module: The class of the module that `build` makes.
-        streams: Whether the fusion processes one layer's state at a time. False: its method `fuse` needs the states of
-            all layers at once, so that a bank keeps them during the pass.
+        streams: Whether the module processes one layer's state at a time. False: it implements `fuse`, which needs the
+            states of all layers at once, so that a bank keeps them during the pass.
         needs_block_inputs: Whether the fusion also needs the arguments with which the model calls its blocks. If so,
             stored states are not enough for it.
         site: Where in each block the states are read; see `lamina.layers.sites.at_site`.
@@ -278,16 +279,21 @@ class Fusion(nn.Module, ABC):
 
     A bank passes it the states of the layers one by one, through a `Stream`. A direct call passes all states, stacked.
 
+    A subclass names its config in the class keyword `config=` (see `FusionConfig`); its constructor takes `config`,
+    `layers` and `width`. It sets `stream_of`, overrides `stream`, or implements `fuse`. If it does none of these, a
+    pass raises NotImplementedError.
+
     Args:
-        config: The fusion's config, stored as `self.config`.
+        config: The fusion's config. All arguments become attributes.
         layers: Number of layers whose states it gets, at least 1.
         width: Size of each state.
         dim: Size of the features. None: `width`.
 
     Attributes:
         generator: Source of dropout's random numbers. None: torch's global generator.
-        token_wise: What `is_token_wise` returns by default.
-        stream_of: Class of the stream that computes fusions with equal `group` together. None: see `stream`.
+        token_wise: What `is_token_wise` returns by default; False if a subclass does not set it.
+        stream_of: Class of the stream that computes fusions with equal `group` together. None: `fuse` gets all states
+            at once, unless `stream` is overridden.
         shared: Names of the settings that are equal in fusions that are computed together; see `group`.
 
     Raises:
@@ -521,6 +527,8 @@ class WeightedSum(Stream):
 
 class InputWeighted(Fusion):
     """Base class of fusions whose layer weights differ from token to token; their sums give the `importance`.
+
+    Subclasses pass the weights of each pass to `observe`.
 
     Attributes:
         amounts: `[layers]`, the sum of each layer's absolute weights over all tokens since the last switch between

@@ -140,8 +140,9 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         return self.config.group_lasso * torch.linalg.vector_norm(_output_of(head).weight, dim=0).sum()
 
     def on_epoch_end(self, done: float, head: nn.Module) -> bool:
-        """Update `shares`. At the end of the first stage, select features and initialise the head again.
+        """Update `shares`; at the end of the first stage, also select features and initialise the head again.
 
+        Do nothing once features are selected.
         `done` is the finished share of the epochs; at 1 it is too late to select, and a warning is logged. `head` reads
         the features. Returns whether features were selected now.
         """

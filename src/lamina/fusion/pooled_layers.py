@@ -106,7 +106,7 @@ class PoolingStream(Stream):
         """Return the sets of tokens to pool, from the masks of `view`, the first layer; all layers use these sets."""
 
     def pooled(self, view: LayerView, layers: slice) -> Float[Tensor, "*layers queries batch width"]:
-        """Return the pooled vectors of the layers whose states are in `view`.
+        """Return the pooled vectors of the layers whose states are in `view`; by default of the first set of `parts`.
 
         `layers` says which of the fusion's layers these are, from 0.
         """
@@ -193,8 +193,8 @@ class PoolingFusion(Fusion):
     """Base class of the modules of PooledLayers and PairedLayers; ConfigError if `heads` does not divide the width.
 
     Parameters: `queries` `[layers, queries * heads, width]` and `projection` `[layers, dim, queries * parts * width]`,
-    where `parts` is the number of pooled vectors per query. Subclasses add `scores` `[layers]`, the weights of the
-    layers before the softmax.
+    where `parts` is the number of pooled vectors per query. Subclasses set `stream_of`, and add `scores` `[layers]`,
+    the weights of the layers before the softmax.
     """
 
     shared: ClassVar = ("dropout", "heads", "queries")

@@ -55,8 +55,8 @@ class ScalarMixFusion(Fusion, config=ScalarMix):
     def stream(self, members: object) -> Stream:
         """Return a stream that sums the weighted states. `members` is unused.
 
-        In training, each layer is dropped for the whole pass with probability `layer_dropout`. If all would be dropped,
-        none is.
+        In training, each layer is dropped for the whole pass with probability `layer_dropout`; the softmax is then over
+        the others. If all would be dropped, none is.
         """
         scores = self.scores
         if self.training and self.config.layer_dropout > 0:

@@ -52,8 +52,8 @@ class SingleLayer(ProjectedConfig):
 class SingleLayerFusion(ProjectedFusion, config=SingleLayer):
     """The module of `SingleLayer`. Parameter: `projection` `[1, dim, width]`, without gradient if `config.frozen`.
 
-    If it gets the states of several layers, it reads only the layer that `config.layer` selects; the constructor raises
-    LayerIndexError if there is none.
+    If it gets the states of several layers, it reads the one with index `config.layer` among these states, from 0; the
+    constructor raises LayerIndexError if there is none.
     """
 
     def __init__(self, config: SingleLayer, *, layers: int, width: int) -> None:
