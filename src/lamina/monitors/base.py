@@ -29,11 +29,12 @@ State = tuple[Tensor, ...]  # what an aggregation remembers of the tokens so far
 
 
 class Aggregation(ABC):
-    """A rule that turns the scores of a text's tokens into one running score. Subclasses are frozen dataclasses.
+    """A rule that turns the scores of a text's tokens into one running score.
 
-    The running score at a token depends only on this token and earlier ones. Padding is skipped. The object itself
-    holds no state: `first` and `next` return the state of each text, a tuple of tensors that summarises the tokens so
-    far. The caller passes it to the next call.
+    Subclasses are frozen dataclasses that implement `next`; `first` and `value` have defaults. The running score at a
+    token depends only on this token and earlier ones. Padding is skipped. The object itself holds no state: `first` and
+    `next` return a tuple of tensors `[batch, ...]` that summarises the tokens of each text so far. The caller passes it
+    to the next call.
 
     The scores of a token are `[batch]`. If the class sets `per_label`, they are `[batch, labels]`, with a column per
     flagged label; if it sets `weighted`, they are `[batch, 2]`, the score and its log weight.

@@ -33,7 +33,7 @@ class Cascade:
       flags the text if its own threshold is reached. Without that threshold the cascade flags nothing.
 
     Both readers read the same pass of the model. `Watch.asked` and `Calibration.asked` are the fraction of the tokens
-    for which the second reader was run.
+    that were in between.
 
     Args:
         first: The cheap monitor, for example with a `SingleLayer` fusion. Calibrate it for a high false positive rate:
@@ -64,7 +64,7 @@ class Cascade:
 
     @property
     def readers(self) -> tuple[str, ...]:
-        """Names of the two readers; the second reads only the tokens at which the first monitor is unsure."""
+        """Names of the two readers, that of the first monitor first."""
         return (self.first.reader, self.second.reader)
 
     @property
@@ -148,7 +148,7 @@ class _RunningCascade(RunningMonitors):
         rows = unsure.any(1)
 
         def get_unsure_logits(name: str, _rows: Bool[Tensor, " batch"]) -> Tensor:
-            """Return logits of the reader `name` for all texts: computed where a token is unsure, else 0."""
+            """Return logits of the reader `name` for all texts: 0 for texts without an unsure token."""
             logits = get_logits(name, rows)
             whole = logits.new_zeros(len(rows), *logits.shape[1:])
             whole[rows] = logits

@@ -203,7 +203,8 @@ class Monitor:
     def from_dict(cls, fields: JSONObject) -> Monitor:
         """Build a monitor from the fields that `to_dict` returned.
 
-        Raises ConfigError if a value is not valid, and UnknownNameError for an unknown aggregation or scale.
+        Raises ConfigError if a value is not valid, UnknownNameError for an unknown aggregation or scale, and KeyError
+        or TypeError if a field is missing or unknown.
         """
         calibration = None if fields["calibration"] is None else Calibration(**fields["calibration"])
         aggregate = AGGREGATIONS.from_dict(fields["aggregate"])
@@ -224,7 +225,8 @@ class RunningMonitors(ABC):
 
         Args:
             get_logits: Called with a reader's name and a mask `[batch]`; returns the reader's logits at these tokens,
-                `[texts, tokens, classes]`, of the texts where the mask is True. See `GetLogits`.
+                `[texts, tokens, classes]`, of the texts where the mask is True. If the reader's head weighs tokens, a
+                last column has their log weights.
             mask: True at the tokens to score, False at padding.
         """
 

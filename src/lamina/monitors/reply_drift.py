@@ -94,8 +94,8 @@ class DriftSketch:
     a sketch.
 
     Attributes:
-        values: Name of a quantity ("score", "length", "state 1", ...: the projections) -> its values, in ascending
-            order.
+        values: Name of a quantity -> its values, in ascending order. Quantities are "score", "length", and the
+            projections "state 1" to "state 6".
         width: Number of features of each reply; None if replies had no features, or if the sketch was saved by a
             version that did not record the number.
     """

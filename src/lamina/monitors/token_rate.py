@@ -95,7 +95,7 @@ class TokenRateTest:
         """Return whether these alarms show that the rate is low enough.
 
         Args:
-            alarms: Indices of the texts with an alarm.
+            alarms: Indices in `lengths` of the texts with an alarm.
             read: Number of tokens up to the alarm, for each text in `alarms`. The other texts are read to their end.
         """
         tokens, flags, per_token = self._lengths.copy(), np.zeros(len(self._lengths)), self._rate / 1000
