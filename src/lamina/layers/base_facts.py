@@ -71,12 +71,12 @@ class StackSettings:
 
 
 def settings_of(config: PretrainedConfig, unrelated: re.Pattern[str] = _UNRELATED) -> JSONObject:
-    """Return a config's settings, JSON-ready, except those that `UNRELATED` names or `unrelated` matches."""
+    """Return a config's settings, JSON-ready and with nested configs, but without those that `_related` leaves out."""
     return _related(json.loads(json.dumps(config.to_dict(), default=str)), unrelated)
 
 
 def _related(settings: Mapping[str, object], unrelated: re.Pattern[str]) -> JSONObject:
-    """Return `settings` without those that `UNRELATED` names or `unrelated` matches, in nested configs too."""
+    """Return `settings` without those whose names are in `UNRELATED` or match `unrelated`, in nested configs too."""
     return {
         name: _related(cast("Mapping[str, object]", value), unrelated) if isinstance(value, dict) else value
         for name, value in settings.items()
@@ -109,7 +109,7 @@ def module_facts(model: nn.Module, stack: LayerStack, unrelated: re.Pattern[str]
 def around(model: nn.Module, stack: LayerStack) -> nn.Module:
     """Return the innermost module with a config that is or contains a stack's scope; `model` if there is none.
 
-    Modules that are no whole model and lack some of the stack's modules do not count, such as BertEncoder.
+    A module such as BertEncoder, which is no `PreTrainedModel` and lacks some of the stack's modules, does not count.
     """
     names = stack.scope_path.split(".") if stack.scope_path else []
     parts = [model.get_submodule(".".join(names[:count])) for count in range(len(names) + 1)]

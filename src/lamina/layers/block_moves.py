@@ -38,9 +38,9 @@ class Move(Protocol):
 
 
 def order_of(edit: Move) -> list[int] | None:
-    """Return the blocks of a stack after an edit, as their numbers (from 1) before it; None if it moves no blocks.
+    """Return the blocks of a stack after an edit, as their numbers (from 1) before it.
 
-    A number that occurs twice stands for a block and its copy.
+    A number that occurs twice stands for a block and its copy. None if the edit is neither in `MOVES` nor "truncate".
     """
     if edit.kind == "truncate":
         return list(range(1, min(edit.layers, default=1)))

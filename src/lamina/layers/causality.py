@@ -24,7 +24,8 @@ def is_causal(model: nn.Module, stack: LayerStack) -> bool:
     """Return whether the state of a token depends only on the tokens up to it, as in a causal language model.
 
     The first call runs the model twice, on tiny inputs that differ in the second half of their tokens, and leaves the
-    model unchanged. The answer is cached. A stack that reads images or audio, not token ids, counts as not causal.
+    model unchanged; errors of these runs pass through. The answer is cached. A stack that reads images or audio, not
+    token ids, counts as not causal.
     """
     if stack.scope not in _known:
         base = backbone(model)  # without the head, which may refuse the inputs, say for lack of a padding token

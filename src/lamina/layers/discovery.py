@@ -292,8 +292,8 @@ class _Places(NamedTuple):
     """The places in the model where the states of one stack's layers may be read, as found in the first traced run.
 
     Attributes:
-        state: The state of layer 0.
-        blocks: The blocks, bottom first.
+        state: The state of layer 0 in that run, as `[batch, tokens, width]`.
+        blocks: The blocks, bottom first. Empty if no module is a block.
         by_layer: For each layer the events at which its state was seen, best first.
         forms: For each layer the form in which the model returns its state (None: as it is); see `forms_of`.
     """
@@ -310,7 +310,7 @@ def _first_run(
     """Run the model on the first input in `pairs` that it accepts. If it accepts none, run its backbone.
 
     The first input of each pair is for this run, the second for `_verify`. If the model accepts only a full input, this
-    is recorded (`prefer_full`).
+    is recorded for it and its backbone (`prefer_full`).
 
     Returns:
         The trace of the run, the module that was called (model or backbone), the hidden states that it returned, and
@@ -326,9 +326,8 @@ def _first_run(
             texts = [value for name, value in pair[0].inputs.items() if name.endswith("input_ids")]
             with trace_calls(model, axes=(2, 3, 4), tokens={ids.shape[1] for ids in texts}) as trace:
                 states = _run_for_states(target, pair[0])
-            if pair[0].is_full:
-                prefer_full(model)
-                prefer_full(target)
+            for module in targets if pair[0].is_full else ():
+                prefer_full(module)
             return trace, target, states, pair
         except _UnreadableError as error:
             failures.append(error)
@@ -438,8 +437,9 @@ def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tu
         Stack name -> for each layer the chosen event of the first run; and the hidden states that this run returned.
 
     Raises:
-        _UnreadableError: If `target` fails; if a layer has no such place, or only one before that of the layer below;
-            if a state has another shape or NaN; or if a stack returns a different number of states.
+        _UnreadableError: If `target` fails; if a layer has no such place, or all of them come before the place chosen
+            for the layer below; if a state has another shape or NaN; or if a stack returns a different number of
+            states.
     """
     candidates = [
         (event, event.form or form, _tokens_of(name, probe))

@@ -248,8 +248,8 @@ def tower_inputs(tower: nn.Module, batch: Mapping[str, object]) -> dict[str, obj
 def run_stacks(model: nn.Module, stacks: Sequence[LayerStack], batch: Mapping[str, object], stop: StopForward) -> Any:  # noqa: ANN401
     """Run as much of a model as `stacks` need: their towers (see `LayerStack`), or the whole model if it has none.
 
-    If one of the stacks is a decoder without an input in the batch, the decoder reads the encoder's token ids, shifted
-    right behind the config's start token.
+    If one of the stacks is a decoder and the batch has no input for it and no labels, the decoder reads the encoder's
+    token ids, shifted right behind the config's start token.
 
     Args:
         model: The model.
@@ -283,7 +283,8 @@ def run_stacks(model: nn.Module, stacks: Sequence[LayerStack], batch: Mapping[st
 def _decoder_inputs(model: nn.Module, batch: Mapping[str, object]) -> dict[str, Tensor]:
     """Return `decoder_input_ids` made from the encoder's tokens, as {name: ids}.
 
-    The result is {} if the batch has an input for the decoder or no `input_ids`, or the config has no start token.
+    The result is {} if the batch has any of `DECODER_INPUTS` (`labels` is one) or no `input_ids`, or the config has no
+    start token.
     """
     ids, start = batch.get("input_ids"), getattr(getattr(model, "config", None), "decoder_start_token_id", None)
     if not isinstance(ids, Tensor) or start is None or any(batch.get(name) is not None for name in DECODER_INPUTS):

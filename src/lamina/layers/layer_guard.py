@@ -129,8 +129,9 @@ class LayerGuard:
     def _change(self, model: nn.Module) -> str | None:
         """Return how the model has changed since this guard was made, as a phrase for a message; None if it has not.
 
-        Edits, replaced modules, the number of blocks and the active adapters count. Changed weights do not, nor do
-        edits that leave the outputs as they were (freezing, merging).
+        Edits count, and the number of blocks, the active adapters, and replaced modules if they are blocks, scopes of
+        stacks or modules at which a state is read. Changed weights, other replaced modules, and edits that leave the
+        outputs as they were (freezing layers, merging inserted layers) do not count.
         """
         for owner, known in self._edits.items():
             edits: tuple[Move, ...] = getattr(owner, EDITS, ())
@@ -375,5 +376,5 @@ def mark_as_read(model: nn.Module, bank: nn.Module) -> None:
 
 
 def is_read_by_bank(model: nn.Module) -> bool:
-    """Return whether a bank in memory reads this model, or a model that shares modules with it."""
+    """Return whether a bank in memory reads this model, or one that shares a `PreTrainedModel` (a backbone)."""
     return any(_banks.get(module) for module in model.modules())

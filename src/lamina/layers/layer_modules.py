@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from torch import nn
 
+from lamina.layers.adapters import backbone
 from lamina.layers.devices import MetaValues
 from lamina.layers.discovery import stacks
 from lamina.layers.preserve import preserve_model
@@ -18,10 +19,11 @@ _TOKENS = 7  # length of the input that shows which modules run before the block
 def layer_modules(model: nn.Module, stack: LayerStack, layers: Collection[int]) -> dict[int, set[nn.Module]]:
     """Return layer -> its modules (at any depth), for the given layers of a stack, numbered from 0.
 
-    A layer's parameters are those that its modules hold directly, `parameters(recurse=False)`. Layer i is block i.
-    Modules outside the blocks belong to layer 0, except those that are first called after the first block has begun (a
-    final norm): they belong to the last layer. If the stack has no module per block, all its modules belong to layer 0.
-    Poolers and heads belong to no layer. The model may be run once on a tiny input.
+    A layer's parameters are those that its modules hold directly, `parameters(recurse=False)`. From layer 1 on, layer i
+    is `stack.blocks[i - 1]`. Modules with weights outside the blocks belong to layer 0 (the embeddings), except those
+    that are first called after the first block has begun (a final norm): they belong to the last layer. If the stack
+    has no module per block, all its modules belong to layer 0. Poolers and heads belong to no layer. The model may be
+    run once on a tiny input.
     """
     around = _outside_blocks(model, stack)
     by_layer: dict[int, set[nn.Module]] = {
@@ -47,7 +49,10 @@ def _blocks(stack: LayerStack) -> set[nn.Module]:
 
 
 def _outside_blocks(model: nn.Module, stack: LayerStack) -> list[nn.Module]:
-    """Return the modules that a stack's layers need and that are in no block; for a decoder, without the encoder's."""
+    """Return the modules in `stack.run` that are in no block, in that order; for a decoder, without the encoder's.
+
+    So only modules with weights or adapters of their own are included.
+    """
     others = _blocks(stack)
     if stack.name == "decoder":
         others |= set(stacks(model)["encoder"].run) - set(stack.scope.modules())
@@ -56,7 +61,7 @@ def _outside_blocks(model: nn.Module, stack: LayerStack) -> list[nn.Module]:
 
 def _after_blocks(model: nn.Module, stack: LayerStack, around: list[nn.Module]) -> set[nn.Module]:
     """Run a tiny input; return the modules in `around` whose first call comes after the first block has begun."""
-    base = stack.tower or getattr(model, "base_model", model)
+    base = stack.tower or backbone(model)
     probe = probe_input(base, _TOKENS, seed=1)
     order: list[nn.Module] = []
     with preserve_model(model), MetaValues():

@@ -74,7 +74,7 @@ def rank_places(seen: Sequence[Seen], blocks: Sequence[Call]) -> list[list[Event
 
 
 def _rank(event: Event, layer: int, block: Call | None, end: float) -> tuple[int, int]:
-    """Return the sort key for `rank_places` of an event at which the state of `layer` was seen; the smallest is best.
+    """Return an event's sort key for `rank_places`, smallest first; the state of `layer` was seen at the event.
 
     `block` is the call of the layer's block, or of the first block for layer 0. None: no blocks were found. `end` is
     the time at which the whole stack has been computed; infinite for layer 0, or if it is not known.

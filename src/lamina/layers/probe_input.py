@@ -241,9 +241,10 @@ def _patches(model: nn.Module, rng: torch.Generator) -> dict[str, Tensor]:
 
 
 def _audio(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
-    """Return two waveforms of `tokens` frames, the second padded; or one full spectrogram if the config has mel bins.
+    """Return two waveforms of about `tokens` frames, the second padded, or one full-length spectrogram.
 
-    Raises NoInputError if neither the config nor the model's Conv1d modules tell how long a frame is.
+    It is a spectrogram if the config has `num_mel_bins` and `max_length`, but not `conv_kernel` with `conv_stride`.
+    Raises NoInputError if neither the config nor the strides of the model's Conv1d modules give a size.
     """
     kernels, strides = _counts(model, "conv_kernel"), _counts(model, "conv_stride")
     if kernels and strides:
@@ -258,7 +259,8 @@ def _audio(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Ten
     if frame > 1:
         # more samples than `tokens` frames, as kernels are longer than strides
         return _waveforms((tokens + 4) * frame, rng)
-    raise NoInputError("it reads audio, and its config has neither conv_kernel and conv_stride nor num_mel_bins")
+    sizes = "conv_kernel with conv_stride nor num_mel_bins with max_length"
+    raise NoInputError(f"it reads audio, and its config has neither {sizes}")
 
 
 def _waveforms(samples: int, rng: torch.Generator) -> dict[str, Tensor]:

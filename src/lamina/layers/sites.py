@@ -32,7 +32,7 @@ class _Added(NamedTuple):
 
 
 def at_site(model: nn.Module, stack: LayerStack, site: Site) -> LayerStack:
-    """Return a copy of a stack in which layer i is read at another place in block i.
+    """Return a copy of a stack in which layer i is read at another place in block i, `stack.blocks[i - 1]`.
 
     With `site="attention"` or "ffn", layer i is the value that block i's attention or feed-forward network adds to the
     state (`attn_out` and `mlp_out` in TransformerLens), including a norm or dropout before the sum. Layer 0 does not

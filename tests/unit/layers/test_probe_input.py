@@ -10,6 +10,8 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from lamina.errors import UnsupportedModelError
 from lamina.layers import stacks
+from lamina.layers.causality import is_causal
+from lamina.layers.layer_modules import layer_modules
 from lamina.layers.probe_input import PADDED, NoInputError, probe_input
 from lamina.layers.stack import position_limit
 
@@ -44,7 +46,11 @@ def test_no_vocabulary():
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("input_values", "it reads audio, and its"), ("input_features", "it reads spectrograms")]
+    ("name", "reason"),
+    [
+        ("input_values", "it reads audio, .* nor num_mel_bins with max_length"),
+        ("input_features", "it reads spectrograms"),
+    ],
 )
 def test_audio_of_unknown_size(name, reason):
     model = toys.Toy()
@@ -120,6 +126,14 @@ def test_boxes_spectrograms_waveforms_and_packed_patches_fit(name: str, variant:
     model = MODEL_MAPPING[type(config)](config).eval()
     assert all(stack.depth > 1 for stack in stacks(model).values())
     assert probe_input(model, 7, seed=0).is_full == full  # remembered, as the model does not run on the other input
+
+
+def test_a_backbone_gets_the_full_input_that_its_model_needs():
+    config = small_config(CONFIG_MAPPING["bros"], "small")  # the backbone raises ValueError without boxes, too
+    model = transformers.BrosForTokenClassification(config)
+    stack = stacks(model)["main"]
+    assert not is_causal(model, stack)
+    assert model.bros.embeddings.word_embeddings in layer_modules(model, stack, [0])[0]
 
 
 def test_a_full_input_says_where_the_patches_of_its_images_lie():
