@@ -107,7 +107,7 @@ def movable_stack(model: PreTrainedModel, stack: str | None, op: str) -> LayerSt
 
 
 def convolution_blocks(model: PreTrainedModel, op: str) -> tuple[str, list[nn.Module]]:
-    """Return the name of a model's stack of convolutions, and its blocks. Layer i is block i, counted from 1.
+    """Return the name of a model's stack of convolutions, and the list of its blocks; layer i is entry i - 1.
 
     The blocks are the stages of a convolutional network, or the layers of a speech model's feature encoder. `op` is the
     operation, for messages.

@@ -39,8 +39,8 @@ def freeze_(
     """Freeze layers in place (set `requires_grad` to False), or with `train` everything except the named parts.
 
     Layer 0 is all that comes before the stack's first block: the embeddings, including weights that a head shares with
-    them. Layer i is block i; the norm after the last block belongs to the last layer. Poolers and heads belong to no
-    layer and are not changed, unless `train` is a list. If an error is raised, the model is unchanged.
+    them. Layer i is block i, from 1; the norm after the last block belongs to the last layer. Poolers and heads belong
+    to no layer and are not changed, unless `train` is a list. If an error is raised, the model is unchanged.
 
     Args:
         model: A transformers model.

@@ -63,8 +63,8 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
             width]` matrix, in families for which the table of roles names that norm. "both_input": "attention" and
             "ffn_input". "convolution": after every convolution, a convolution over all channels that keeps channels and
             size.
-        layers: Layer selector; layer i is block i, and "all" is every block. With position "convolution" it is stage i
-            of a convolutional network, or convolution i, from 1, of a speech model's feature encoder.
+        layers: Layer selector; layer i is block i, from 1, and "all" is every block. With position "convolution" it is
+            stage i of a convolutional network, or convolution i, from 1, of a speech model's feature encoder.
         init: Initial weight. "identity": the weight that becomes the identity matrix after the activation. "unit": the
             identity matrix itself. "xavier", "he": normal, for each matrix. "zero". For a convolution the identity is
             the Dirac kernel: the identity matrix in the middle and zeros around it.
@@ -282,7 +282,7 @@ def inserted_at_start(model: nn.Module, edit: Edit) -> dict[str, Tensor]:
     """Compute the initial weights of inserted layers of a model again, from `edit`, the record of the insertion.
 
     Returns:
-        Name of the parameter -> its initial weight, on the CPU, for the layers that are still in the model.
+        Present name of the parameter -> its initial weight, on the CPU, for the layers that are still in the model.
 
     Raises:
         ConfigError: If none of the inserted layers is in the model any more, for example because they were merged.

@@ -49,7 +49,7 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
 
     Args:
         model: A transformers model; any family whose blocks Lamina finds.
-        layers: Layer selector; layer i is block i, and "all" is every block.
+        layers: Layer selector; layer i is block i, from 1, and "all" is every block.
         scope: "linear": draw the weights of all linear projections in the blocks from a truncated normal, including
             those of experts that are stacked in one tensor. "block": initialise everything in the blocks with the
             model's own initialiser, as in a model built from the config; `std`, `bound`, `biases` and `norms` then have
