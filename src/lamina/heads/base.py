@@ -65,7 +65,7 @@ class ReadTask(TaskLike, Protocol):
 
 
 class HeadConfig(ABC):
-    """The settings of a head. Subclasses are frozen dataclasses.
+    """The settings of a head. Subclasses are frozen dataclasses that have `labels` and `kind`, and define `build`.
 
     The base class checks no settings. Lamina's own heads call `check_head_settings` when an instance is made.
 
@@ -122,6 +122,8 @@ class HeadConfig(ABC):
 
 class Head(nn.Module, ABC):
     """Base class of modules that compute logits from features, and the loss of logits against labels.
+
+    Subclasses define `forward`, `loss` and `outputs`; the other methods have defaults.
 
     Attributes:
         generator: Source of dropout's random numbers. None: torch's global generator.
@@ -249,6 +251,8 @@ def linear(maps: Sequence[AffineMap], features: Float[Tensor, "heads *rows dim"]
 
 class LabelHead(Head):
     """Base class of heads that end with a linear map to one logit per label.
+
+    Subclasses must define `forward_many`, which `forward` calls: the inherited one calls `forward`, without end.
 
     Args:
         config: The settings, with `labels`, `class_weights` and optionally `linear`. With `linear=False` the features

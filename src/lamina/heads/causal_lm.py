@@ -60,8 +60,8 @@ class CausalLMHead(VocabularyHead):
     def check_reads(self, model: PreTrainedModel, stack: LayerStack, fusion: Fusion) -> None:
         """Raise ConfigError if a token's features may depend on later tokens, because of the model or of the fusion.
 
-        The model is run on a tiny input to find out, except on the meta device. The stacks of a model with two stacks
-        are refused too.
+        The model is run on a tiny input to find out, except on the meta device. Any stack but "main" is refused too:
+        those of encoder-decoders and towers.
         """
         problem = None
         if stack.name != "main":

@@ -24,7 +24,10 @@ LABELS = ("token",)  # placeholder: the classes are the base model's vocabulary,
 
 @dataclass(frozen=True)
 class VocabularyConfig(HeadConfig, ABC):
-    """Settings of a head whose classes are the base model's vocabulary; ConfigError if `labels` are not the default."""
+    """Settings of a head whose classes are the base model's vocabulary; ConfigError if `labels` are not the default.
+
+    Subclasses define `build_on`; the inherited one raises the ConfigError of `build`.
+    """
 
     labels: Sequence[str] = LABELS
 
