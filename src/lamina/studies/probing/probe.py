@@ -16,6 +16,7 @@ import pandas as pd
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, DataError, UnsupportedModelError, check_known
 from lamina.layers import Site, at_site, default_stack, select
+from lamina.layers.selectors import ranges
 from lamina.layers.wrappers import unwrapped
 from lamina.store import load
 from lamina.studies.probing.controls import BASELINES, baseline_predictions
@@ -527,19 +528,9 @@ def _probes_that_beat(comparison: ProbeComparison, baseline: str, short: str) ->
     if not layers:
         return f"no probe is shown to beat {baseline}."
     named = [
-        f"{probe} probes of {_site_of(site)}layer{'s' * (len(numbers) > 1)} {_ranges(numbers)}"
+        f"{probe} probes of {_site_of(site)}layer{'s' * (len(numbers) > 1)} {ranges(sorted(numbers))}"
         for (probe, site), numbers in layers.items()
     ]
     by = " to ".join(dict.fromkeys(f"{value:.3f}" for value in (min(values), max(values))))
     rest = f"; the others are not shown to be better than {short}" if len(values) < len(comparison.ahead) else ""
     return f"{' and '.join(named)} beat {baseline}, by {by}{rest}."
-
-
-def _ranges(layers: Sequence[int]) -> str:
-    runs: list[list[int]] = []
-    for layer in sorted(layers):
-        if runs and layer == runs[-1][-1] + 1:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

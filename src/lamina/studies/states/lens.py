@@ -266,7 +266,9 @@ def lens(  # noqa: PLR0913 the options of a public entry point
     reader = LayerReader(model, layers, op=_OP)
     head = OutputHead(reader.model, op=_OP)
     inputs = text_inputs(reader.model, texts, processor, max_length, op=_OP)
-    mask_token = None if head.causal else _mask_token(inputs.processor)
+    mask_token = None if head.causal else tokenizer_of(inputs.processor).mask_token_id
+    if mask_token is None and not head.causal:
+        raise ConfigError(f"{_OP}: the model is not causal, and its tokenizer has no mask token to hide tokens behind.")
     sums, count = torch.zeros(len(reader.layers), len(_MEASURES), dtype=torch.float64), 0
     batches = group_batches(inputs, range(len(inputs.encoded)), batch_size)
     with evaluating(reader.model), torch.no_grad():
@@ -339,14 +341,6 @@ def _conclusions(accuracy: Mapping[int, float], tokens: int, depth: int) -> Iter
             f"Layer {early} is the first whose accuracy is at least {_MOST:.0%} of the model's own "
             f"({accuracy[early]:.1%} of {pluralize(tokens, 'token')}; the model: {own:.1%})."
         )
-
-
-def _mask_token(processor: Processor) -> int:
-    """Return the id of a tokenizer's mask token; raise ConfigError if it has none."""
-    token = tokenizer_of(processor).mask_token_id
-    if token is None:
-        raise ConfigError(f"{_OP}: the model is not causal, and its tokenizer has no mask token to hide tokens behind.")
-    return token
 
 
 class _Asked(NamedTuple):

@@ -194,7 +194,9 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
         **passes,
     )
     chosen_rows = [row for row in rows if row["measure"] in chosen]
-    return Study(_OP, _table(chosen_rows), settings, _figures(chosen, sides), tuple(_conclusions(chosen_rows)))
+    columns = ["measure", "model", "layer", "other_model", "other_layer", "score"]
+    table = pd.DataFrame(chosen_rows, columns=columns).astype({"layer": "Int64", "other_layer": "Int64"})
+    return Study(_OP, table, settings, _figures(chosen, sides), tuple(_conclusions(chosen_rows)))
 
 
 def _read(
@@ -252,12 +254,6 @@ def _rows(
                         yield {**row, "other_model": name, "other_layer": lower}
     for (name, layer), score in zip(places, sample.dimensions(), strict=True):
         yield {"measure": "intrinsic_dimension", "model": name, "layer": layer, "score": score}
-
-
-def _table(rows: Sequence[_LayerRow]) -> pd.DataFrame:
-    """Return the rows as a DataFrame with nullable integers as layer numbers, since `other_layer` may be missing."""
-    columns = ["measure", "model", "layer", "other_model", "other_layer", "score"]
-    return pd.DataFrame(rows, columns=columns).astype({"layer": "Int64", "other_layer": "Int64"})
 
 
 def _figures(chosen: Sequence[str], sides: Iterable[str]) -> dict[str, Figure]:
