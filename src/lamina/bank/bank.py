@@ -85,8 +85,7 @@ class ReaderBank(ReaderCollection):
     def from_states(cls, folder: str | PathLike[str]) -> ReaderBank:
         """Return a bank on recorded hidden states instead of a model. It has no readers yet.
 
-        Its readers are trained by `fit` on a `Task.from_states`, and saved and loaded like those of any bank. To read
-        texts, the bank needs the model: see `attach`.
+        Its readers are trained by `fit` on a `Task.from_states`. To read texts, the bank needs the model: see `attach`.
 
         Args:
             folder: Folder of the states, with `states.json`.

@@ -18,7 +18,7 @@ def layer_amounts(bank: ReaderBank, names: Sequence[str], batch: Mapping[str, ob
     """Measure how much each layer contributes to readers' features at each token of one text.
 
     `lamina.studies.contributions` says how this is measured for each fusion. The contributions at a token need not sum
-    to 1; divide them by their sum over the layers to get shares. The call runs in eval mode, without gradients.
+    to 1. The call runs in eval mode, without gradients.
 
     Args:
         bank: The readers and their model.

@@ -46,7 +46,7 @@ class Reader:
     """The settings of a reader: a fusion, a head and a stack. A reader solves one task from a model's hidden states.
 
     The fusion combines the hidden states of the layers into features, and the head turns the features into logits.
-    `bank.add(name, reader)` builds the trainable module from these settings; see the example of `ReaderBank`.
+    `bank.add(name, reader)` builds the trainable module from these settings.
 
     Args:
         fusion: Config of the fusion, such as `AdaLayers(dim=64)`. It also selects the layers that are read.

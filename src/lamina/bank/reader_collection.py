@@ -252,9 +252,8 @@ class ReaderCollection(nn.Module):
         """Add readers of another bank on the same model, with their weights. Readers of the same name are replaced.
 
         The two banks then share these modules, in the mode of this bank, and their monitors: training one bank changes
-        the other. Each bank may rename a shared reader, and its monitors have the reader's name in that bank. But a
-        cascade of two shared readers finds its first reader by name: if one bank renames that reader, the other must
-        rename it too before it can use the cascade.
+        the other. Each bank may rename a shared reader. A cascade of two shared readers finds its first reader by name:
+        if one bank renames that reader, the other must rename it too to use the cascade.
 
         Cascades of staying readers that use a replaced reader are removed. A reader that the banks already share is not
         replaced.
