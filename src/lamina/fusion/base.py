@@ -81,8 +81,6 @@ class FusionConfig:
         module: The class of the module that `build` makes.
         streams: Whether the module processes one layer's state at a time. False: it implements `fuse`, which needs the
             states of all layers at once, so that a bank keeps them during the pass.
-        needs_block_inputs: Whether the fusion also needs the arguments with which the model calls its blocks. If so,
-            stored states are not enough for it.
         site: Where in each block the states are read; see `lamina.layers.sites.at_site`.
         reads_pairs: Whether the fusion needs to know which tokens belong to the first and to the second of two texts.
     """
@@ -90,7 +88,6 @@ class FusionConfig:
     _ranges: ClassVar[Mapping[str, Range]] = {}  # name of a field -> the numbers that it may have
     module: ClassVar[type[Fusion]]
     streams: ClassVar[bool] = True
-    needs_block_inputs: ClassVar[bool] = False
     site: ClassVar[Site] = "output"
     reads_pairs: ClassVar[bool] = False
 
@@ -101,6 +98,14 @@ class FusionConfig:
         check_settings(fusion_name(self), self, self._ranges)
         if isinstance(layers := getattr(self, "layers", None), list | range):  # JSON has no tuples
             object.__setattr__(self, "layers", tuple(layers))
+
+    @property
+    def needs_block_inputs(self) -> bool:
+        """Whether the fusion needs more of the model's pass than stored states: by default, if `site` is not "output".
+
+        A subclass whose module needs the arguments of the model's blocks sets it to True.
+        """
+        return self.site != "output"
 
     def selector(self) -> Selector:
         """Return the selector of the layers that are read: the field `layers`, if a subclass does not override it."""

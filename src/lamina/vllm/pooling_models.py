@@ -117,7 +117,7 @@ def _check_readers(bank: ReaderBank, _stack: LayerStack, layout: Layout) -> None
     """
     for name in layout.readers:
         fusion, head = bank[name].config.fusion, bank[name].config.head
-        if fusion.needs_block_inputs or fusion.site != "output":
+        if fusion.needs_block_inputs:
             raise ConfigError(f"vllm: reader '{name}' reads inside the blocks, where an engine does not. Leave it out.")
         if not isinstance(head, SequenceClassification | TokenClassification):
             raise ConfigError(

@@ -770,13 +770,19 @@ def test_a_model_runs_from_embeddings_or_from_the_outputs_of_its_encoder(bank: R
     assert len(reads(**batch, decoder_input_ids=torch.ones(1, 2, dtype=torch.long))) == 1
 
 
+class MeanOfFeedForward(Mean):
+    site = "ffn"
+
+
 def test_a_missing_state_is_named(bank: ReaderBank, batch: dict[str, torch.Tensor]):
     states = bank.record_states({"main": [1, 3]}, batch)
     with pytest.raises(ConfigError, match=r"no state of layer 2 of the stack 'main'; .* need the layers 1, 2, 3"):
         bank.read_states(states, batch)
     bank.add("more", Reader(ExtraLayers(), TWO))
-    with pytest.raises(ConfigError, match=r"bank\.read_states: reader 'more' needs more of the model's pass"):
-        bank.read_states(states, batch, readers=["more"])
+    bank.add("inside", Reader(MeanOfFeedForward(), TWO))
+    for name in ("more", "inside"):
+        with pytest.raises(ConfigError, match=rf"bank\.read_states: reader '{name}' needs more of the model's pass"):
+            bank.read_states(states, batch, readers=[name])
 
 
 # Labels that are not there

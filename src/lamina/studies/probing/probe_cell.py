@@ -149,11 +149,6 @@ class ProbeLayer(FusionConfig):
         check_range("probe", "hidden", self.hidden, 1)
         check_known("probe", [self.site], get_args(Site), "site")
 
-    @property
-    def needs_block_inputs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the probe reads inside a block."""
-        return self.site != "output"
-
     def selector(self) -> int:
         """Return the number of the layer that this fusion reads."""
         return self.layer
