@@ -330,7 +330,8 @@ class BankRunner(Runner):
     ) -> list[Tensor]:
         """Return the loss of each reader in `names` for a batch, including the regularization term of its fusion.
 
-        The loss of a regression is divided by the variance of its labels, so gradients are clipped alike at any scale.
+        The loss of a regression is divided by the variance of its labels in training, so that gradients are clipped
+        alike at any scale.
         `labels` is reader name -> labels. `states` are the batch's cached states. None: the model computes them.
         """
         out = self._run(batch, to_device(labels, self.device), names, states)

@@ -400,9 +400,9 @@ def _keep_learnt(runner: Runner, groups: Sequence[Group]) -> None:
 def _record_training(engine: Engine) -> None:
     """Replace the `info` of each trained reader by what it was trained on, and its scores.
 
-    The facts that `Kind.learnt` found and `WATCHES` stay. Monitors and cascades that use the reader are dropped. Each
-    reader also records the processor's facts (`record_inputs`). The location from which a trained base or whole model
-    was loaded is cleared, because the weights there are now different.
+    The facts that `Kind.learnt` found stay, and whether the reader was added with `watch=True`. Monitors and cascades
+    that use the reader are dropped. Each reader also records the processor's facts (`record_inputs`). The location from
+    which a trained base or whole model was loaded is cleared, because the weights there are now different.
     """
     options = engine.options
     if engine.runner.base in engine.runner.modules:
