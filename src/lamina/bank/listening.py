@@ -148,10 +148,7 @@ class _Listener:
             mode.__exit__(None, None, None)
 
     def _is_trained(self) -> bool:
-        """Return whether the caller trains the model: it is in training mode and not frozen.
-
-        If so, its mode is not changed.
-        """
+        """Return whether the caller trains the model: it is in training mode and not frozen."""
         return self._model.training and any(weight.requires_grad for weight in self._model.parameters())
 
     def _refusal(self, template: StackPass) -> str | None:

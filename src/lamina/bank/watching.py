@@ -114,8 +114,7 @@ class Watch:
     def asked(self) -> dict[str, float]:
         """Cascade name -> fraction of the text's tokens (without padding) for which the cascade's second reader ran.
 
-        A cascade is a monitor with two readers. The prompt and all tokens that the model has read so far count. Raises
-        ConfigError before the first text.
+        The prompt and all tokens that the model has read so far count. Raises ConfigError before the first text.
         """
         return self._text().asked()
 

@@ -45,10 +45,9 @@ Export = Callable[[Any], Part]  # function that exports a fusion of one class
 def export_reader(bank: ReaderBank, name: str, folder: str | PathLike[str]) -> None:
     """Write a reader as a plain PyTorch module: weights, settings, and a Python file that needs no Lamina.
 
-    `lamina_reader.PlainReader.load(folder)`, from the written Python file, loads the reader. It computes logits from a
-    mapping of layer to states `[tokens, width]`; they equal the logits of the bank within 1e-5. Readers with
-    `PlainReader.per_token` can also run inside SGLang, by the file's hooks. Layers with weight 0 in the fusion are left
-    out.
+    `lamina_reader.PlainReader.load(folder)` loads the reader. It computes logits from a mapping of layer to states
+    `[tokens, width]`; they equal the logits of the bank within 1e-5. Readers with `PlainReader.per_token` can also run
+    inside SGLang, by the file's hooks. Layers with weight 0 in the fusion are left out.
 
     Args:
         bank: The bank.

@@ -205,7 +205,7 @@ def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, fo
 
     Raises:
         StoreError: If another process or thread has reserved the folder; if it has files of these names but no mark; if
-            it cannot be written, for example because the disk is full; or if a link leads out of it.
+            it cannot be written; or if a link leads out of it.
     """
     with claimed(folder, names, force=force), _disk_errors(folder):
         (stage := folder / WORK / "new").mkdir(parents=True)

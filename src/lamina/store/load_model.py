@@ -200,10 +200,9 @@ def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> t
     """Load a model, and again under plain names if the saved weights have names that a wrapper or owner has changed.
 
     `load_weights` returns the model and the loading report; its option `key_mapping` (pattern -> text) renames saved
-    weights. The result of its last call is returned. Wrappers are torch.compile, FSDP, activation checkpointing and
-    DataParallel. Owners, programs that train the model as a part of another, add a prefix such as "model.". It is
-    dropped if no weight fits with it and most fit without. If several prefixes fit, such as "model." and "ema.", the
-    one in `_OWNERS` is dropped.
+    weights. The result of its last call is returned. Wrappers are those of `_WRAPPERS`, such as torch.compile. Owners,
+    programs that train the model as a part of another, add a prefix such as "model.". It is dropped if no weight fits
+    with it and most fit without. If several prefixes fit, such as "model." and "ema.", the one in `_OWNERS` is dropped.
     """
     model, report = load_weights()
     if any(re.search(wrapper, key) for key in report["unexpected_keys"] for wrapper in _WRAPPERS):

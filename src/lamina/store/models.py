@@ -105,8 +105,7 @@ def _check_id(name: str, revision: str | None) -> None:
     """Raise ModelNotFoundError if `name` looks like a misspelt short name ("minilm") or cannot be an id.
 
     Outside offline mode, raise it also if the hub cannot be reached and the local cache has no copy of `revision`
-    (None: the main branch), because transformers would try the hub for half a minute first. All other ids pass:
-    transformers reports those that do not exist.
+    (None: the main branch). All other ids pass: transformers reports those that do not exist.
     """
     if "/" not in name and (close := get_close_matches(name.lower(), SHORT_NAMES, n=1)):
         raise ModelNotFoundError(op="load", got=name, reason=_NO_FOLDER, hint=f"Did you mean '{close[0]}'?")
@@ -116,7 +115,7 @@ def _check_id(name: str, revision: str | None) -> None:
         raise _not_found(name, f"{_NO_FOLDER}, and it is not the id of a repository, such as user/name") from error
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         return
-    try:
+    try:  # first, because transformers would try the hub for half a minute
         if huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision) is None:
             url = huggingface_hub.hf_hub_url(name, "config.json", revision=revision)
             huggingface_hub.get_hf_file_metadata(url)  # pyright: ignore[reportUnknownMemberType]

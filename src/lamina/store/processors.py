@@ -132,8 +132,7 @@ def checked_processor(
 def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
     """Check that a processor passed to a call makes the same inputs as the bank's own processor.
 
-    Only parts that both have are compared: a joint processor has a tokenizer and an image processor or a feature
-    extractor. Processors of different kinds are not compared.
+    Only parts that both have, such as a tokenizer, are compared. Processors of different kinds are not compared.
 
     Args:
         op: The operation, for messages. "fit" is the one that trains readers.
