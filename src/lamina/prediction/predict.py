@@ -24,7 +24,7 @@ from lamina.prediction.backends import BACKENDS, Backend, engine_of
 from lamina.store.open_saved import open_cached
 from lamina.tasks.base import EncodeOptions, GenerationOptions, Kind, KindedTask, TaskOutline
 from lamina.tasks.split import JOIN_WORDS, Split, as_examples
-from lamina.train.bank_runner import BankRunner, Engine
+from lamina.train.bank_runner import AnswerEngine, BankRunner
 from lamina.train.groups import encoder_of, max_length
 from lamina.train.model_runner import ModelRunner, task_of
 from lamina.train.options import PassOptions
@@ -351,7 +351,7 @@ class Predictor:
             raise ConfigError(f"predict: backend is '{self._backend}' for a whole model; it is for banks.")
 
     @property
-    def engine(self) -> Engine | None:
+    def engine(self) -> AnswerEngine | None:
         """The engine that computes a bank's answers in place of PyTorch; None if PyTorch computes them.
 
         Setting it changes the engine. For a whole model it is always None, and setting it does nothing.
@@ -359,7 +359,7 @@ class Predictor:
         return self._runner.engine if isinstance(self._runner, BankRunner) else None
 
     @engine.setter
-    def engine(self, engine: Engine | None) -> None:
+    def engine(self, engine: AnswerEngine | None) -> None:
         if isinstance(self._runner, BankRunner):
             self._runner.engine = engine
 

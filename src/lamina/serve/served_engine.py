@@ -38,7 +38,7 @@ export_onnx(ReaderBank.from_pretrained(sys.argv[1]), sys.argv[2])
 
 @final
 class ServedEngine:
-    """Answers batches of a server with ONNX Runtime, if the backend allows it. It is an `Engine` for `BankRunner`.
+    """Answers batches of a server with ONNX Runtime, if the backend allows it: an `AnswerEngine` for `BankRunner`.
 
     PyTorch answers a batch that the exported graph cannot answer. After a change of the readers, another process
     exports the new bank; until then, PyTorch answers for it. With the backend "onnx", a missing export is first written

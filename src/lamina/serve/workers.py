@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from lamina.data.encode import Encoded
     from lamina.layers.types import Tokenizer
     from lamina.tasks.base import Kind
-    from lamina.train.bank_runner import Engine
+    from lamina.train.bank_runner import AnswerEngine
 
 Side: TypeAlias = Literal["left", "right"]  # the side on which a text that is too long loses tokens
 # Whether a request allows cutting its texts; a side: only if the readers cut on that side.
@@ -403,7 +403,9 @@ class PredictWorker(ReaderWorker[Prediction]):
         engine: The engine that computes the answers. None: PyTorch.
     """
 
-    def __init__(self, bank: ReaderBank, tasks: tuple[str, ...], *, raw: bool, engine: Engine | None = None) -> None:
+    def __init__(
+        self, bank: ReaderBank, tasks: tuple[str, ...], *, raw: bool, engine: AnswerEngine | None = None
+    ) -> None:
         super().__init__(bank, tasks)
         self.tasks, self._raw, self.predictor.engine = tasks, raw, engine
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 
 
-class Engine(Protocol):
+class AnswerEngine(Protocol):
     """An engine that computes readers' answers to a batch in place of PyTorch, such as an ONNX Runtime session."""
 
     def run(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> dict[str, Tensor] | None:
@@ -74,7 +74,7 @@ class BankRunner(Runner):
         BaseMismatchError: If, for other operations than "fit", `processor` makes other inputs than the bank's own.
     """
 
-    engine: Engine | None = None
+    engine: AnswerEngine | None = None
 
     def __init__(
         self,
