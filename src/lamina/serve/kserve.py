@@ -171,7 +171,7 @@ def kserve_texts(tensor: InferTensor) -> list[Example]:
     """
     rows = [part if isinstance(part, list) else [part] for part in tensor.data]
     cells = [cell for row in rows for cell in row]
-    columns, texts = tensor.shape[1] if len(tensor.shape) == 2 else 1, list[str]()
+    columns, texts = math.prod(tensor.shape[1:]) if tensor.shape else 0, list[str]()
     for number, cell in enumerate(cells):
         if not isinstance(cell, str):
             came = f"cell {number} of the data is not a text ({type(cell).__name__})"

@@ -1,7 +1,6 @@
 """The scheduler: group queued requests into batches, tokenise them, run the model and answer each request.
 
-A batch is answered in one or more passes of the model. A piece is the number of tokens after which a larger request
-pauses.
+A batch is answered in one or more passes of the model.
 """
 
 from __future__ import annotations
@@ -239,7 +238,8 @@ class Scheduler:
                 readers that read this kind of example.
             raw: Return logits in place of probabilities.
             truncate: Cut texts that are too long. False: the future fails with TooLongError if there are any. "left" or
-                "right": it fails with ConfigError if the readers do not cut on this side.
+                "right": it fails with ConfigError if the readers do not cut on this side. With any value, it fails with
+                TooLongError or ConfigError in the other cases of `Worker.fit`, such as too many tokens in all.
             bank: The bank that answers. None: the one that is served now.
 
         Returns:
@@ -278,8 +278,7 @@ class Scheduler:
 
     def check_count(self, texts: Sequence[Example]) -> None:
         """Raise TooLongError if a request has more texts than `max_client_batch_size`."""
-        limit = self.settings.max_client_batch_size
-        if len(texts) > limit:
+        if len(texts) > (limit := self.settings.max_client_batch_size):
             raise TooLongError(f"serve: {len(texts)} texts came in one request; at most {limit} are accepted.")
 
     def submit(
@@ -297,8 +296,7 @@ class Scheduler:
             make: Function that builds the worker if none is cached under `key`. Its errors are raised here.
             truncate: Cut texts that are too long; as for `ask`.
 
-        Raises ClosedError if the server is shutting down, and OverloadedError if `max_concurrent_requests` requests are
-        not answered yet.
+        Raises ClosedError at shutdown, and OverloadedError if `max_concurrent_requests` requests are unanswered.
         """
         with self._changed:
             if self._closing:
@@ -347,8 +345,10 @@ class Scheduler:
         At that time, requests that wait for a pass fail at once; for others, the pass that is running is the last. New
         requests are accepted until `close`. A second call can only make that time earlier.
         """
-        self._ends_at = min(self._ends_at, time.monotonic() + within_s)
-        self._timer = Timer(within_s, self._fail_waiting)
+        self._ends_at = min(self._ends_at, (now := time.monotonic()) + within_s)
+        if self._timer is not None:  # it would keep the bank in memory
+            self._timer.cancel()
+        self._timer = Timer(self._ends_at - now, self._fail_waiting)
         self._timer.daemon = True
         self._timer.start()
 

@@ -413,6 +413,7 @@ PROBLEMS = {
     "no model": ("/v2/models/x/infer", {"inputs": []}, 422, "inputs"),
     "other model": ("/v2/models/x/infer", infer([1], ["a"]), 404, "no model 'x'; known models: bank, mood, who"),
     "shape": ("/v2/models/bank/infer", infer([3], ["a"]), 422, "the shape is [3] for 1 cells;"),
+    "no shape": ("/v2/models/bank/infer", infer([], ["a"]), 422, "the shape is [] for 1 cells;"),
     "torn pairs": (
         "/v2/models/bank/infer",
         infer([2, 2], [["a", "b", "c"], ["d"]]),

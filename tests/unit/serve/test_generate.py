@@ -29,8 +29,9 @@ from lamina.serve import Settings, create_app
 from lamina.serve.generation.generator import TextGenerator
 from lamina.serve.generation.prompts import GenerationRequest
 from lamina.serve.generation.routes import Events, Items, generate_events
-from lamina.serve.generation.stream import GenerationEnd
+from lamina.serve.generation.stream import GenerationEnd, TokenEvent
 from lamina.serve.scheduler import Scheduler
+from lamina.serve.workers import TOKENIZER_LOCK
 
 DRAWN = {"max_new_tokens": 12, "temperature": 1.5, "top_p": 0.95, "top_k": 20, "seed": 7}
 
@@ -442,6 +443,28 @@ def test_a_text_is_counted_before_its_end_is_sent(bank: ReaderBank):
     assert [counted for _, counted, _ in seen] == [0, 0, 0, 3]
     assert isinstance(seen[-1][0], GenerationEnd)
     assert seen[-1][2] == 0
+
+
+@pytest.mark.parametrize("events", [0, 2])
+def test_of_a_text_whose_client_leaves_the_tokens_with_events_are_counted(bank: ReaderBank, events: int):
+    begun: Queue[Any] = Queue()
+    told: list[Any] = []
+    scheduler = Scheduler(bank, Settings.of(shutdown_timeout=5))
+    generator = TextGenerator(scheduler, lambda *times: told.append(times))
+
+    def put(part: Any) -> None:
+        if isinstance(part, TokenEvent) and part.index == events:
+            begun.get(timeout=10).leave()
+
+    with TOKENIZER_LOCK:  # the thread waits for it before the first token
+        generation = generator.begin(GenerationRequest(PROMPT, max_new_tokens=6), put)
+        begun.put(generation)
+        if not events:
+            generation.leave()
+    generation.join(10)
+    scheduler.close()
+    assert [tokens for _, _, tokens in told] == ([events] if events else [])
+    assert all(first > 0 and following > 0 for first, following, _ in told)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, ValueError, RuntimeError])

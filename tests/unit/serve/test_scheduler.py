@@ -461,6 +461,21 @@ def test_a_request_that_lasts_longer_than_a_shutdown_fails_after_its_pass(
     assert large.seen == ["1"]
 
 
+def test_a_second_end_replaces_the_timer_and_cannot_make_the_end_later(make: Callable[..., Scheduler]):
+    scheduler = make()
+    slow, ask = held(scheduler)
+    late = ask("late")
+    scheduler.end(60)
+    first = scheduler._timer
+    scheduler.end(0.05)
+    first.join(5)
+    assert not first.is_alive()  # it would keep the bank in memory
+    scheduler.end(60)
+    with pytest.raises(ClosedError, match="the server was shut down before this request was answered"):
+        late.result(10)
+    slow.go.set()
+
+
 def test_without_truncate_a_long_text_is_an_error(make: Callable[..., Scheduler]):
     scheduler = make()
     assert len(scheduler.ask(["film " * 30], ["mood"], truncate=False).result(10)) == 1

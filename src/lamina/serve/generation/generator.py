@@ -112,7 +112,7 @@ class TextGenerator:
     Args:
         scheduler: The scheduler of the bank whose model generates; its settings are the limits.
         on_text: Called at the end of each text with the seconds to its first token, the mean seconds per further token,
-            and the number of tokens. Its errors are logged.
+            and the number of tokens that had an event; not called if none had. Its errors are logged.
 
     Attributes:
         drift: Tests whether the texts are still like those that the monitors were calibrated on.
@@ -162,16 +162,16 @@ class TextGenerator:
         return generation
 
     def _on_done(self, generation: Generation, streamer: TokenStreamer | None) -> None:
-        """Count a text as ended. If it has at least one token, report its times to `on_text`.
+        """Count a text as ended. If a token had an event, report the times to `on_text`.
 
         `streamer` is None if the text failed before its first step.
         """
         with self._lock:
             self._running.discard(generation)
-        if self._on_text is not None and streamer is not None and streamer.count:
-            per_token_s = (streamer.last - streamer.first) / max(1, streamer.count - 1)
+        if self._on_text is not None and streamer is not None and streamer.emitted:
+            per_token_s = (streamer.last - streamer.first) / max(1, streamer.emitted - 1)
             with counting("a text"):
-                self._on_text(streamer.first - generation.since, per_token_s, streamer.count)
+                self._on_text(streamer.first - generation.since, per_token_s, streamer.emitted)
 
     def end(self, within_s: float) -> None:
         """Accept no more texts; those not complete after `within_s` seconds fail with ClosedError. Return at once.

@@ -117,6 +117,7 @@ class TokenStreamer(StopOnEvent):
 
     Attributes:
         count: Number of tokens so far.
+        emitted: Number of tokens whose events were emitted; at the end it is `count`, unless the text was cut off.
         reason: Why the text ended, as in `GenerationEnd`; "" while it continues, or if `is_over` ended it.
         first: When the event of the first token was emitted, in seconds of `time.perf_counter`; 0.0 before.
         last: When the event of the latest token was emitted; 0.0 before the first.
@@ -136,7 +137,7 @@ class TokenStreamer(StopOnEvent):
         self._scores, self._watch, self._detokenizer, self._conditions = scores, watch, detokenizer, conditions
         self._emit_event, self._is_over, self._after_sampling = emit, is_over, after_sampling
         self._waiting: tuple[int, str] | None = None  # id and text of the newest token, which no step has read yet
-        self.count, self.reason = 0, ""
+        self.count, self.emitted, self.reason = 0, 0, ""
         self.first = self.last = 0.0
 
     def __call__(self, input_ids: Tensor, scores: object, **_options: object) -> Any:  # noqa: ANN401, ARG002
@@ -188,7 +189,7 @@ class TokenStreamer(StopOnEvent):
         step = steps[min(self.count, len(steps)) - 1] if steps else None  # `count` starts at 1, `steps` at 0
         scored = step if is_read else None
         self.last = time.perf_counter()
-        self.first = self.first or self.last
+        self.first, self.emitted = self.first or self.last, self.count
         self._emit_event(
             TokenEvent(
                 self.count,
