@@ -434,7 +434,10 @@ def _monitor_info(bank: ReaderBank, monitor: AnyMonitor) -> dict[str, JSON]:
 
 
 def _hashes(served: ServedBank) -> tuple[dict[str, str], dict[str, str]]:
-    """Return reader name -> hash of its weights, and stack name -> fingerprint; computed once per served bank."""
+    """Return reader name -> hash of its weights, and stack name -> fingerprint, for stacks that a reader reads.
+
+    Both are computed once per served bank.
+    """
     if served not in _HASHES:
         bank = served.bank
         weights = {task: fingerprint_of_tensors(bank[task].state_dict().items())[:16] for task in bank}

@@ -71,7 +71,7 @@ def deployed(
 
     Args:
         build: Function that returns the application; it is pickled, sent to each replica and called there.
-        settings: The limits of each replica.
+        settings: The application's settings. Ray uses `max_concurrent_requests` and `shutdown_timeout`, per replica.
         replicas: The number of replicas, and what each needs.
         address: "local" starts a cluster on the machine of this process, which ends with the block; "auto" uses the
             cluster that is running on this machine already; otherwise HOST:PORT of a cluster.

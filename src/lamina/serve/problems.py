@@ -37,10 +37,11 @@ def wrong_place(errors: Sequence[ErrorDetails], body: object) -> tuple[str, str]
     """Return the first wrong place in a body, such as "messages.0.role" ("": the body itself), and what is wrong.
 
     If a value may have several forms, pydantic lists the errors of each form under the form's name, which is not a key
-    of the body. Only the errors of the form that fits best are used: the one whose errors are nested deepest.
+    of the body. Only the errors of the form that fits best are used: the one whose errors are nested deepest. Their
+    messages are joined by ", or: ".
 
     Args:
-        errors: pydantic's errors, at least one.
+        errors: pydantic's errors as FastAPI returns them, at least one; "body", which begins each place, is left out.
         body: The body in which pydantic found the errors.
     """
     first = _keys(errors[0], body)[:1]
@@ -73,8 +74,9 @@ def _keys(error: ErrorDetails, body: object) -> list[str | int]:
 def problem_body(path: str, error: str, error_type: str, param: str | None = None) -> dict[str, JSON]:
     """Return the body of an error response, in the shape for `path`: OpenAI's or that of text-embeddings-inference.
 
-    `error` is the message, and `error_type` the fixed name of this kind of error. Outside OpenAI's paths, "TooLong"
-    becomes "Validation". `param` is the wrong key of the request, for OpenAI (None: not known).
+    `error` is the message, and `error_type` the fixed name of this kind of error. OpenAI's paths get OpenAI's type
+    and code in its place (type "server_error" if it has none); elsewhere, "TooLong" becomes "Validation". `param` is
+    the wrong key of the request, for OpenAI (None: not known).
     """
     if not path.startswith(OPENAI):
         return {"error": error, "error_type": "Validation" if error_type == "TooLong" else error_type}

@@ -41,7 +41,7 @@ class Job(Generic[AnswerT]):
     Attributes:
         texts: Its texts, pairs of texts or files; all of one kind, and at least one. `fit` shortens them.
         worker: The worker that answers it.
-        truncate: Whether texts that are too long are cut. False: the job fails with TooLongError.
+        truncate: Whether texts that are too long are cut; see `Scheduler.ask`.
         future: Future of the answers, one per text in their order.
         since: When the job was created, in seconds of `time.perf_counter`.
         lengths: Estimated number of tokens of each text.

@@ -73,6 +73,9 @@ class Reloader:
     def remove(self, name: str) -> ServedBank:
         """Remove the reader `name`, and return the bank that is served after the change.
 
+        A cascade whose first reader it is stays stored with the second one, but does not run. It is removed when a
+        reader of that name is added again.
+
         Raises UnknownNameError if no reader has that name, and ConfigError if it is the last reader.
         """
         with self._lock:

@@ -24,7 +24,7 @@ _YES = ("yes", "true", "1", "flagged", "unsafe", "harmful", "toxic", "spam")  # 
 
 
 def examples_of(inputs: Inputs, pairs: Callable[[], bool]) -> tuple[list[Example], bool]:
-    """Return a request's `inputs` as a list of texts, pairs or files, and whether they are a single example.
+    """Return a request's `inputs` as a list of texts, pairs or files, and whether they are one example and no list.
 
     `pairs` is called if `inputs` is a flat list of two texts; it returns whether these are a pair. Raises its errors,
     and ConfigError if the examples are not all texts, or all files of one kind, or a file is not Base64.
@@ -41,6 +41,8 @@ def examples_of(inputs: Inputs, pairs: Callable[[], bool]) -> tuple[list[Example
 
 def reads_pairs(bank: ReaderBank, tasks: Sequence[str] | None) -> bool:
     """Return whether the readers `tasks` (None: all that read text) learnt from pairs, so that two texts are one pair.
+
+    A reader about which this is not recorded counts as trained on single texts.
 
     Raises UnknownNameError if a reader does not exist, and ConfigError if one does not read text, none does, or only
     some of them were trained on pairs.
@@ -132,8 +134,9 @@ def scores_whole_texts(head: HeadConfig) -> bool:
 def moderation(answers: Sequence[Prediction], categories: Mapping[str, Sequence[str]], model: str) -> dict[str, JSON]:
     """Return the response of OpenAI's moderation endpoint to the predictions about each text.
 
-    It has a random "id", the name `model`, and for each text in "results" its "category_scores", the "categories" in
-    which it is flagged, and whether it is in any ("flagged"). A score of at least 0.5 flags a text in a category.
+    It has a random "id", the name `model`, and for each text in "results" its "category_scores" (category -> score),
+    "categories" (category -> whether it is flagged there, by a score of at least 0.5), and "flagged": whether it is
+    flagged in any category.
 
     `categories` is from `categories_of`. A task with two labels is one category; its score is the probability of the
     label that flags. A multi-label task has a category "task/label" for each of its labels.

@@ -87,7 +87,10 @@ class Truncation(Body):
 
     @property
     def cuts(self) -> Truncate:
-        """False: texts are not cut. "left" or "right": they may be cut on this side only. True: on any side."""
+        """False: texts are not cut, even if a direction is set. "left" or "right": they may be cut on this side only.
+
+        True: no direction is set, and they may be cut on any side.
+        """
         return self.truncate and (cast("Side", (self.truncation_direction or "").lower()) or True)
 
 
@@ -134,7 +137,7 @@ class PredictRequest(Truncation, RequestBody):
     """Body of `/predict`: a text, a list of texts `["a", "b", "c"]` or of pairs `[["a", "b"]]`, or files.
 
     Two texts `["a", "b"]` are a pair if the readers were trained on pairs. `tasks` names the readers that answer (None:
-    all); `raw_scores` asks for logits.
+    all); if it is one name, not in a list, that answer comes alone. `raw_scores` asks for logits.
     """
 
     inputs: Inputs = Field(examples=[[["The pasta was not bad at all."], ["Maria flew to Lisbon."]]])
@@ -251,7 +254,10 @@ class InferOutput(Body):
 
 
 class InferRequest(Body):
-    """A request in KServe's v2 protocol: a tensor of texts `[rows]` or pairs `[rows, 2]`. Unknown keys are ignored."""
+    """A request in KServe's v2 protocol: a tensor of texts `[rows]` or pairs `[rows, 2]`.
+
+    Unknown keys are ignored, but are errors in the `parameters` of an output.
+    """
 
     id: Name | None = None
     parameters: InferParameters = Field({}, validate_default=True)
@@ -341,7 +347,7 @@ class Parameters(RequestBody):
 class GenerateRequest(RequestBody):
     """Body of `/generate`, in the shape of text-generation-inference: a prompt and options.
 
-    With `stream`, tokens are sent one by one; with `stop_on_flag`, a monitor's flag ends the text.
+    With `stream`, tokens are sent one by one. `stop_on_flag` names the monitors whose flag ends the text (true: all).
     """
 
     inputs: str = Field(examples=["Once upon a time"])
@@ -395,7 +401,7 @@ class Message(RequestBody):
     def plain(self) -> dict[str, str]:
         """Return the message as chat templates need it: "role", "content", and "name" if set.
 
-        The content is one text: the joined parts, or the refusal if there is no content.
+        The content is one text: the parts, joined without a separator, or the refusal if there is no content.
         """
         content = self.content if self.content is not None else self.refusal or ""
         if not isinstance(content, str):

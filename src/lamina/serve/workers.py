@@ -356,7 +356,7 @@ AnyWorker: TypeAlias = Worker[Any, Any]  # a worker whose types of batch and ans
 
 
 class ReaderWorker(Worker[Prepared, AnswerT]):
-    """Base class of the workers that answer with the readers `names` of a bank, by running `predictor`."""
+    """Base class of the workers that answer with the readers `names` of a bank. A subclass writes `run`."""
 
     def __init__(self, bank: ReaderBank, names: tuple[str, ...]) -> None:
         self.bank, self.names = bank, names
@@ -419,7 +419,10 @@ class PredictWorker(ReaderWorker[Prediction]):
 
     @property
     def window_length(self) -> int | None:
-        """The largest number of tokens that any reader reads; None if none of them reads in windows."""
+        """Number of tokens to which texts are cut: the largest of `lengths`, over all readers.
+
+        None if no reader reads in windows.
+        """
         return max(self.lengths.whole + self.lengths.windows) if self.lengths.windows else None
 
 
