@@ -29,9 +29,9 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
 
     The value of a reader has the keys "prompt", "output" and "both", which hold the answer over that part of the text
     (see `answer`), or None if the part has no tokens. The key "tokens" holds a list for each token that the engine has
-    read, the prompt's first: the labels' probabilities, or the only value of a regression. The engine does not read the
-    last token of a sequence. Readers that label tokens have only "tokens", and readers that pool whole prompts only
-    "prompt".
+    read, the prompt's first: the probabilities in the order of the labels, or a regression's only value. The engine
+    does not read the last token of a sequence. Readers that label tokens have only "tokens", and readers that pool
+    whole prompts only "prompt".
 
     Args:
         layout: The engine's readers.

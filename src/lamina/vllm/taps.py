@@ -50,8 +50,8 @@ class Taps:
     def states(self, layers: Sequence[int], tokens: int) -> list[Tensor]:
         """Return copies of layers' states in the last pass, each `[tokens, width]`: the first `tokens` of the buffers.
 
-        Layer i is the input of block i, so the last layer cannot be read. Raises RuntimeError if the last pass did not
-        write every buffer.
+        Layer i is the input of block i, both from 0, so the last layer cannot be read. Raises RuntimeError if the last
+        pass did not write every buffer.
         """
         states = [self._buffers[layer][:tokens].clone() for layer in layers]
         self.check()
