@@ -170,9 +170,14 @@ def by_reader(op: str, option: str, values: Sequence[str], allowed: str) -> dict
 
 
 def numbers_of(option: str, values: Sequence[str] | None, kind: type[Number]) -> list[Number] | None:
-    """Return a list option's numbers, each once; None: not given. ConfigError if one is not a `kind`, int or float."""
+    """Return a list option's numbers, each once; None if the option was not given.
+
+    Raises ConfigError if there is no number, or one is not a `kind`, int or float.
+    """
+    if (names := names_of(option, values)) is None:
+        return None
     try:
-        return None if values is None else [kind(name) for name in names_of(option, values) or ()]
+        return list(dict.fromkeys(map(kind, names)))
     except ValueError:
         what = "whole numbers" if kind is int else "numbers"
         raise ConfigError(f"{option}: got {', '.join(values or ())}; it must be {what}, such as 0,1.") from None

@@ -21,14 +21,13 @@ def test_a_list_may_be_written_both_ways(values: list[str]):
 
 
 def test_a_list_without_names_is_not_all_of_them(lamina: Lamina):
-    rules = {"--sets": "names nothing", "--methods": "names nothing", "--seeds": "whole numbers", "--points": "numbers"}
-    for option, rule in rules.items():
+    for option in ("--sets", "--methods", "--seeds", "--points"):
         ran = lamina("bench", "probes", option, " ,")
-        assert (ran.code, rule in ran.err) == (2, True)
+        assert (ran.code, f"{option} is ' ,', which names nothing" in ran.err) == (2, True)
 
 
 def test_a_list_of_numbers():
-    assert (numbers_of("--seeds", None, int), numbers_of("--seeds", ["0,1", "4"], int)) == (None, [0, 1, 4])
+    assert (numbers_of("--seeds", None, int), numbers_of("--seeds", ["0,1", "4,01"], int)) == (None, [0, 1, 4])
     with pytest.raises(ConfigError, match=r"--seeds: got 0,one; it must be whole numbers, such as 0,1\."):
         numbers_of("--seeds", ["0,one"], int)
 
