@@ -149,7 +149,10 @@ def _check_used(
 
 
 def _is_data(source: str) -> bool:
-    """Return whether a task is a file, or a folder of images or audio clips; False if a folder has a preset's name."""
+    """Return whether a task is a file, or a folder of images or audio clips; False if a folder has a preset's name.
+
+    Raises ConfigError if a folder has a preset's name with a wrong language code, such as "wikiann/english".
+    """
     from lamina.tasks.presets import find_preset
 
     with suppress(UnknownNameError):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import datasets
 
 logger = logging.getLogger(__name__)
-_LANGUAGE = re.compile(r"[a-z]{2,}(-[a-z]+)*")
+_LANGUAGE = re.compile(r"([a-z]{2,3}|simple)(-[a-z]+)*")  # "simple" is Simple English
 
 
 @dataclass(frozen=True)

@@ -227,6 +227,14 @@ def test_input_that_cannot_be_used(lamina, bank_folder: Path, tasks: list[str], 
     assert ran.err.count("\n") == 1
 
 
+def test_a_folder_with_a_preset_s_name_is_the_preset(lamina, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wikiann" / "english").mkdir(parents=True)
+    ran = lamina("evaluate", "bank", "--task", "who=wikiann/english")
+    said = "names the language 'english'; a language is a short code, as in wikiann/de.\n"
+    assert (ran.code, ran.out, ran.err) == (2, "", f"error: task: 'wikiann/english' {said}")
+
+
 def test_a_label_of_a_reader_that_is_not_scored_is_an_error(lamina, bank_folder: Path, moods: Path):
     ran = lamina("evaluate", bank_folder, "--task", f"mood={moods}", "--label", "who=mood")
     assert (ran.code, ran.out, ran.err) == (2, "", "error: evaluate: unknown reader 'who'; known: mood.\n")

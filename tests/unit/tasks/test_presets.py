@@ -121,9 +121,10 @@ def test_a_language_may_follow_the_name():
     name, preset = find_preset("wikiann/zh-yue")
     assert (name, preset.config) == ("wikiann-zh-yue", "zh-yue")
     assert find_preset("wikiann")[1].config == "en"
+    assert find_preset("wikiann/simple")[1].config == "simple"
     with pytest.raises(UnknownNameError, match="unknown preset 'imdb/de'"):
         find_preset("imdb/de")
-    for name in ("wikiann/", "wikiann/German", "wikiann/de/x"):
+    for name in ("wikiann/", "wikiann/German", "wikiann/german", "wikiann/de/x"):
         with pytest.raises(ConfigError, match="; a language is a short code"):
             find_preset(name)
 
