@@ -218,9 +218,9 @@ class FigureRecipe(_Layout):
 def x_value(axis: AxisLayout, coordinates: Coordinates) -> object:
     """Return what the x axis of a figure displays for a run with these coordinates; see `AxisLayout.shown_value`.
 
-    If the axis has names, a value without a name becomes ABSENT, which is drawn as a horizontal line.
+    If the axis has names (and no `count`), a value without a name becomes ABSENT, which is drawn as a horizontal line.
     """
-    has_name = not axis.names or to_text(coordinates.get(axis.key)) in axis.names
+    has_name = axis.count or not axis.names or to_text(coordinates.get(axis.key)) in axis.names
     return axis.shown_value(coordinates) if has_name else ABSENT
 
 

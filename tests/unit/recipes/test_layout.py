@@ -13,7 +13,7 @@ from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.recipes.expand import with_sweep
 from lamina.recipes.schema import Recipe, all_coordinates, load_recipe, parse_recipe, row_and_column_names
 from lamina.recipes.strict_yaml import read_yaml
-from lamina.recipes.table_layouts import PAPERS, x_value
+from lamina.recipes.table_layouts import PAPERS, AxisLayout, x_value
 
 ROOT = Path(__file__).parents[3] / "recipes"
 PATHS = sorted(path for path in ROOT.rglob("*.yaml") if path.parent.name != "studies")
@@ -95,6 +95,8 @@ def test_an_x_is_a_count_a_value_or_a_line_across(tmp_path: Path):
     found = [x_value(axis, place) for place in all_coordinates(made, {"insert.layers"}) if place["task"] == "cola"]
     assert found[1:] == [0, 2, 3]
     assert x_value(axis, {"method": "none"}) is found[0]
+    counted = AxisLayout(key="insert.layers", count=True, names={"1-3": "three"})
+    assert x_value(counted, {"insert.layers": "1-2"}) == 2  # names have no effect where layers are counted
 
 
 def test_a_reader_s_grid_has_its_short_keys_and_methods_of_fusion():
