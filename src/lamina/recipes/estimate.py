@@ -59,7 +59,7 @@ class FittedBatch:
         tokens: Tokens of the longest row, which may be an estimate.
         weight_bytes: Weights, gradients and moments.
         row_bytes: What a row keeps for the gradients, in float32.
-        asked: Rows of a batch, and batches per step, in the recipe.
+        asked: Rows of a batch over all processes, and batches per step, in the recipe.
         fitted: The same numbers for batches that fit.
         runs: Names of the runs.
     """
@@ -234,7 +234,8 @@ class Estimate:
 
     Attributes:
         model: "name", "parameters", whether it is "trained", and where its "config" came from.
-        runs: One row per task, method and setting; "count" is the number of runs that share them, "flops" their sum.
+        runs: One row per task, method and setting. "count" is the number of its runs, and "flops" the sum over them;
+            other numbers are those of one run.
         tasks: One row per task, with its rows, tokens and steps; tasks that share passes share steps.
         steps: Optimizer steps of all tasks, each shared one counted once.
         flops: Operations: "base" (of the base model, which readers share), "runs" and "total".
@@ -243,7 +244,7 @@ class Estimate:
             if that is not set, the average number.
         kept_rows: Number of rows of that batch; 0 if the recipe has methods, for which this is not estimated.
         parts: What each task and method costs, as `model_size.parts` returns it.
-        batches: The fields of `FittedBatch`, for a given GPU memory; empty if none is given.
+        batches: One dict per `FittedBatch`, with its fields; empty if no GPU memory is given.
         cache_bytes: All hidden states that readers need, in half precision; 0 if the model is trained.
         notes: Assumptions that were made.
     """

@@ -29,11 +29,11 @@ def expand_recipe(
 
     A run is one training of a reader or model. Its name is "<task>-<method>-<seed>". With a grid, the method is
     followed by the number of the setting; with a subsample, the seed is followed by the number of the repeat. Its
-    settings are "method", the values of the grid, "seed", and with a subsample "repeat". Runs that the recipe's key
-    `only` excludes are left out. Options without an effect in a run are left out of its options. Raises ConfigError if
-    an option or a combination of settings is not allowed, an option has no effect in any run, two runs get the same
-    name, there are more than 100,000 runs, or readers that train their base together have different numbers of epochs;
-    UnknownNameError if an option does not exist.
+    settings are "method", the values of the grid, "seed" (another one for each repeat), and with a subsample "repeat".
+    Runs that the recipe's key `only` excludes are left out. Options without an effect in a run are left out of its
+    options. Raises ConfigError if an option or a combination of settings is not allowed, an option has no effect in any
+    run, two runs get the same name, there are more than 100,000 runs, or readers that train their base together have
+    different numbers of epochs; UnknownNameError if an option does not exist.
 
     Args:
         recipe: The recipe.
@@ -94,8 +94,8 @@ def _check_effects(idle: Sequence[Mapping[str, str]]) -> None:
 def _repeated(recipe: Recipe, method: str, settings: Iterable[RunSpec]) -> Iterator[RunSpec]:
     """Yield a run for each setting, seed and repeat of a method.
 
-    `settings` has one run per setting of the method's grid. A seed in the grid replaces the recipe's seeds. The seed of
-    a run is seed x number of repeats + repeat (from 0).
+    `settings` has one run per setting of the method's grid. A seed in the grid replaces the recipe's seeds. The
+    run's setting "seed" is seed x number of repeats + repeat (from 0); its name has the seed itself.
     """
     for setting in settings:
         subsample = recipe.tasks[setting.task].subsample

@@ -86,7 +86,8 @@ class ReaderSize(NamedTuple):
 class ModelSize:
     """A model on the meta device, and the sizes of its parts. `Sizes.model` makes it.
 
-    Embeddings count only in `parameters`, the number of all parameters. Sizes of edits and readers are cached.
+    Embeddings count only in `parameters`, the number of all parameters, and in sizes of edits. Sizes of edits and
+    readers are cached.
     """
 
     model: PreTrainedModel
@@ -435,9 +436,9 @@ def parts(planned: Sequence[SizedRun], passes: Sequence[SharedPass]) -> list[Tab
         passes: The passes of the base model that readers share; empty if every run trains a whole model.
 
     Returns:
-        Rows with "task", "method", "runs", "flops" and "hours". The method None stands for the passes of the base model
-        that all readers of the task share; a run counts once even if it reads several of these passes. "hours" is
-        card -> hours that one such GPU takes at 40 % (`REACHED`) of its peak.
+        Rows with "task", "method", "runs", "flops" and "hours". A row with the method None has the passes of the base
+        model that readers share, under the task of the first; a run counts once even if it reads several of these
+        passes. "hours" is card -> hours that one such GPU takes at 40 % (`REACHED`) of its peak.
     """
     costs: dict[tuple[str, str | None], list[tuple[Sequence[SizedRun], int]]] = defaultdict(list)
     for shared in passes:

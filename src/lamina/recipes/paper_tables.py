@@ -175,8 +175,8 @@ def notes(table: Sequence[SummaryRow]) -> list[str]:
 def printed(table: Sequence[SummaryRow]) -> tuple[list[str], list[list[str]]]:
     """Return the column names of a table of results, and its cells as text row by row, for printing on a terminal.
 
-    The columns are task, method, settings, metric, validation scores, test scores, number of runs and parameters.
-    Columns without any value are left out. A cell without a value is "".
+    The columns are task, reader or method, settings, metric, validation scores, test scores, number of runs and
+    parameters. Columns without any value are left out. A cell without a value is "".
     """
     rows, last = [_cells(row) for row in table], ("runs", "parameters")
     settings = [key for row in table for key in row["settings"]]
@@ -193,7 +193,7 @@ def plus_minus(score: MeanScore) -> str:
 
 
 def markdown(table: Sequence[SummaryRow]) -> str:
-    """Return a table of results as Markdown, with the columns and cells of `printed`."""
+    """Return a table of results as Markdown, with the columns and cells of `printed`, and `notes` below them."""
     columns, rows = printed(table)
     lines = [[cell.replace("|", "\\|") for cell in line] for line in (columns, *rows)]
     head, *body = (f"| {' | '.join(line)} |" for line in lines)
@@ -322,8 +322,8 @@ def _best(
     """Choose the best setting per task among the rows of results that belong to one cell or point.
 
     Returns:
-        First, for each task, the row with the best mean validation score. Second, for a single task, those settings of
-        its best row that differ among `rows` and that no axis without `names` displays; {} for several tasks.
+        First, for each task, the row with the best mean validation score. Second, for a single task, those coordinates
+        of its best row that differ among `rows` and that no axis without `names` displays; {} for several tasks.
     """
     tasks: dict[str, list[SummaryRow]] = {}
     for row in rows:

@@ -38,7 +38,8 @@ class Cell:
         spread: Sample standard deviation; 0 for a single run.
         interval: Half the width of the 95 % t interval; None for a single run.
         runs: Number of runs.
-        settings: The searched settings and their chosen values; may be empty.
+        settings: The chosen values of searched settings, and of "method" if the cell compares several; {} if the cell
+            has several tasks.
     """
 
     row: str

@@ -241,8 +241,8 @@ class _Session:
         """Fill `batches` with those that fit the memory of each GPU, and save them in the output folder, if any.
 
         None as `memory_bytes`: `batches` stays empty, and the file of an earlier run is deleted, unless the run is
-        resumed. `options` replace those of the recipe's `fit`. Only the first process writes. Raises ConfigError if no
-        batch fits, or an option is not allowed; StoreError if the batches of a run to resume cannot be read.
+        resumed. `options` replace those of the recipe's `fit`. Only the first process writes. Raises the
+        errors of `expand` and `fitted_batches`, such as ConfigError if no batch fits, and those of `save_batches`.
         """
         resume = bool({**self.recipe.fit, **options}.get("resume"))
         if memory_bytes is not None:
@@ -267,7 +267,8 @@ class _Session:
             specs: Name -> run: readers that share passes, or a single run.
             output: Folder for the bank or model, the checkpoints and the tables. None: none of them is written.
             separate: The files of separate runs, if this is one of them. If so, the run has its own checkpoints,
-                resumes from the last of them, and passes its model on to be saved. None: readers share the run.
+                resumes from the last of them, and passes its model on to be saved. None: readers share the run, or
+                there is no output folder.
         """
         tasks = {name: self.tasks[spec.task][spec.repeat] for name, spec in specs.items()}
         options = {name: FitOptions.of(spec.options) for name, spec in specs.items()}

@@ -524,7 +524,8 @@ def full_only(recipe: Recipe, only: Mapping[str, list[str]]) -> dict[str, list[s
 def row_and_column_names(recipe: Recipe, table: TableRecipe, *, whole: bool = False) -> tuple[list[str], list[str]]:
     """Return the row names and the column names of a table, in the order of the runs that will fill it.
 
-    Runs that `only` excludes do not count, unless `whole` is True. Values that an axis leaves out get no name.
+    A column has one name for each metric (see `column_name`). Runs that `only` excludes do not count, unless `whole` is
+    True. Values that an axis leaves out get no name.
     """
     runs = list(all_coordinates(recipe, {axis.key for axis in (*table.rows, *table.columns)}, whole=whole))
     labels = ([axes_label(axes, run) for run in runs] for axes in (table.rows, table.columns))
