@@ -103,7 +103,8 @@ def check_type(op: str, name: str, value: T, annotation: object) -> T:
     Raises ConfigError if the value is not of the type `annotation`, or is an empty text although it may be a path. The
     type is not checked if `annotation` has a type that `_TYPES` lacks, or only "Literal" and "None". The items of a
     list or tuple are checked in the same way, by the types in brackets, as in "Sequence[int]". Generators become lists.
-    `op` and `name` are the operation and the option, for the message.
+    True and False pass where both "int" and "str" are allowed, as names of classes. `op` and `name` are the operation
+    and the option, for the message.
     """
     plain: object = value
     if type(value).__module__.partition(".")[0] in ("numpy", "torch") and getattr(value, "ndim", 1) == 0:
@@ -160,7 +161,8 @@ def _parsed(annotation: str) -> tuple[tuple[str, ...], bool, str]:
 def check_types(op: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator that passes a function's arguments through `check_type` before each call.
 
-    A wrong type raises ConfigError, whose message begins with `op`. Defaults are not checked.
+    A wrong type raises ConfigError, whose message begins with `op`. Defaults are not checked. Errors that the function
+    itself raises pass through `begin_with(op)`.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

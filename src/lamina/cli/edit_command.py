@@ -78,7 +78,7 @@ class EditFacts(TypedDict):
             None in a dry run, or if the model cannot run on the batch, or no output has the same name and shape.
         saved: The output folder; None in a dry run.
         blocks: The blocks of each edited stack before and after.
-        lost: What --drop auto:N cost, as `LeastBlocks.to_dict` returns it.
+        lost: What each --drop auto:N, or `drop_least` of a plan, cost, as `LeastBlocks.to_dict` returns it.
     """
 
     model: str
