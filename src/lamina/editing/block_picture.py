@@ -97,7 +97,10 @@ def _after(edits: Sequence[Edit], before: int) -> list[BlockFacts]:
 
 
 def drawn(picture: StackPicture) -> list[str]:
-    """Return a picture as lines of text: blocks before, blocks after, and if needed signs and removed blocks."""
+    """Return a picture as two lines of text: the blocks before and after; each block after has its number before.
+
+    A third line, if needed, explains the signs in the second and lists the removed blocks.
+    """
     signs: dict[str, None] = {}
     boxes: list[str] = []
     for block in picture["after"]:

@@ -101,7 +101,7 @@ def freeze_(
 
 
 def check_parts(train: object) -> None:
-    """Raise an error unless `train` is a possible argument of `freeze_`.
+    """Raise an error unless `train` is a possible argument of `freeze_` other than None.
 
     A text other than "inserted" raises UnknownNameError. Anything else that is not a list of texts, or an empty one,
     raises ConfigError.

@@ -376,5 +376,5 @@ def mark_as_read(model: nn.Module, bank: nn.Module) -> None:
 
 
 def is_read_by_bank(model: nn.Module) -> bool:
-    """Return whether a bank in memory reads this model, or one that shares a `PreTrainedModel` (a backbone)."""
+    """Return whether a bank in memory reads this model, or one that shares a `PreTrainedModel` with it."""
     return any(_banks.get(module) for module in model.modules())
