@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from lamina.layers.adapters import backbone
+from lamina.layers.adapters import backbone, without_wrapper
 from lamina.layers.devices import main_device
 
 PADDED = 3  # padding tokens in the second row, so that a model that removes padding inside is noticed
@@ -53,7 +53,7 @@ def probe_input(model: nn.Module, tokens: int, seed: int, *, full: bool | None =
     Raises:
         NoInputError: If the model reads another kind of input, or its config does not state a size that is needed.
     """
-    accepted = inspect.signature(model.forward).parameters
+    accepted = _accepted(model)
     name = str(getattr(model, "main_input_name", "input_ids"))
     if name == "input_ids" and name not in accepted:  # some towers inherit this name, but read pixels or patches
         name = next((other for other in _MAKERS if other in accepted), name)
@@ -106,7 +106,7 @@ def _others(
 
     `rows` and `tokens` are the sizes of the text, and `rng` draws the values.
     """
-    accepted = inspect.signature(model.forward).parameters
+    accepted = _accepted(model)
     others: dict[str, Tensor] = {}
     if "input_features" in inputs:
         others["input_features"] = inputs["input_features"].transpose(1, 2)
@@ -117,6 +117,10 @@ def _others(
         pixels = images["pixel_values"]
         others |= images | ({"pixel_values": pixels.expand(rows, *pixels.shape[1:])} if len(pixels) == 1 else {})
     return others
+
+
+def _accepted(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(without_wrapper(model).forward).parameters  # a wrapper of PEFT may take only **kwargs
 
 
 def _configs(model: nn.Module) -> list[object]:
@@ -185,7 +189,7 @@ def _image(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Ten
     Models that need a grid get one image that is cut into patches already, wider if `tokens` is larger (`_packed`).
     Models that need positions of patches get two such images of a fixed size (`_patches`).
     """
-    accepted = inspect.signature(model.forward).parameters
+    accepted = _accepted(model)
     if any(name in accepted for name in _GRIDS):
         return _packed(model, tokens, rng)
     if "pixel_position_ids" in accepted or "spatial_shapes" in accepted:
@@ -210,7 +214,7 @@ def _packed(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Te
     input `hidden_states`. Raises NoInputError if the model reads no grid: then its `hidden_states` are those of another
     model.
     """
-    accepted = inspect.signature(model.forward).parameters
+    accepted = _accepted(model)
     if not (grids := [name for name in _GRIDS if name in accepted]):
         raise NoInputError("it reads 'hidden_states' of another model")
     merged = max(_count(model, "spatial_merge_size"), *_counts(model, "merge_kernel_size"), 2)

@@ -136,6 +136,14 @@ def test_a_backbone_gets_the_full_input_that_its_model_needs():
     assert model.bros.embeddings.word_embeddings in layer_modules(model, stack, [0])[0]
 
 
+def test_a_model_in_a_wrapper_gets_the_inputs_that_it_gets_alone():
+    peft = pytest.importorskip("peft")
+    model = FAMILIES["t5"].build()  # it needs an input for the decoder; the wrapper's `forward` does not name any
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q"]))
+    assert probe_input(wrapped, 7, seed=0).inputs.keys() == probe_input(model, 7, seed=0).inputs.keys()
+    assert list(stacks(wrapped)) == ["encoder", "decoder"]
+
+
 def test_a_full_input_says_where_the_patches_of_its_images_lie():
     config = small_config(CONFIG_MAPPING["siglip2"])
     model = MODEL_MAPPING[type(config)](config).eval()
