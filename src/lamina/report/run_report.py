@@ -101,7 +101,12 @@ def remarks(table: PivotTable) -> list[str]:
 def _image(figure: Curves, name: str) -> str:
     about = [f"{text.rstrip('.')}." for text in (figure.source, *figure.notes) if text]
     below = [markdown_text(" ".join(about)), ""] if about else []
-    return "\n".join([f"![{markdown_text(figure.title)}]({name})", "", *below])
+    return "\n".join([_shown(markdown_text(figure.title), name), "", *below])
+
+
+def _shown(title: str, name: str) -> str:
+    """Return a chart's file as Markdown: as an image or, because HTML cannot be one, as a link for `.html`."""
+    return f"{'' if name.endswith('.html') else '!'}[{title}]({name})"
 
 
 def chosen(table: PivotTable) -> list[str]:
@@ -178,7 +183,8 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, besid
 
     Args:
         folder: The output folder of `lamina train` or `run_recipe`.
-        formats: Formats of the figures: "png", "svg" and "html". `report.md` shows the first. Empty: no figures.
+        formats: Formats of the figures: "png", "svg" and "html". `report.md` shows the figures in the first format, or
+            links to them if it is "html". Empty: no figures.
         beside: Output folders of other runs. The curves of their n-th figure are added to the n-th figure of this run.
 
     Returns:
@@ -206,7 +212,7 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, besid
         for name, figure in drawn:
             draw_curves(figure, stage / name)
         charts = [path.name for path in draw_importances(importances, table, stage, formats)]
-        images += [f"![Importance of layers]({name})\n" for name in charts if name.endswith(f".{formats[0]}")]
+        images += [f"{_shown('Importance of layers', name)}\n" for name in charts if name.endswith(f".{formats[0]}")]
         written = replace(report, files=[MARKDOWN, LATEX, *(name for name, _ in drawn), *charts])
         write_text(stage / MARKDOWN, "\n".join([*map(markdown, report.tables), *monitors_markdown(report), *images]))
         write_text(stage / LATEX, "\n".join(map(latex, report.tables)))

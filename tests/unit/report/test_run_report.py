@@ -50,6 +50,19 @@ def test_tables_and_figures_are_written_and_listed(run: Path):
     assert (run / "report.tex").read_text().count(r"\toprule") == 1
 
 
+def test_a_page_is_linked_and_not_shown_as_an_image(run: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reports, "draw_curves", lambda _figure, path: path.write_text(""))
+    monkeypatch.setattr(reports, "draw_importances", lambda *_: [Path("importance.html"), Path("importance.png")])
+    write_report(run, ["html", "png"])
+    lines = (run / "report.md").read_text().splitlines()
+    linked = ["[f](figure-1.html)", "[f](figure-2.html)", "[Importance of layers](importance.html)"]
+    assert [line for line in lines if "](" in line] == linked
+    write_report(run, ["png", "html"])
+    lines = (run / "report.md").read_text().splitlines()
+    shown = ["![f](figure-1.png)", "![f](figure-2.png)", "![Importance of layers](importance.png)"]
+    assert [line for line in lines if "](" in line] == shown
+
+
 @pytest.mark.long
 def test_an_older_report_goes_with_its_figures_alone(run: Path):
     write_report(run, ["png", "svg"])
