@@ -12,7 +12,7 @@ import torch
 from tests.support.tiny import model_of
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from lamina.errors import ConfigError, DataError, LayerIndexError, UnsupportedModelError
+from lamina.errors import ConfigError, DataError, LayerIndexError, NotFiniteError, UnsupportedModelError
 from lamina.studies import lens, lens_tokens
 from lamina.studies.states import lens as lens_module
 from lamina.studies.states.lens import OutputHead
@@ -147,8 +147,31 @@ def test_more_than_a_head_after_the_last_block(llama, monkeypatch: pytest.Monkey
         OutputHead(llama, op="lens")
 
 
-@pytest.mark.parametrize(("loss", "expected"), [(0.0, 1.0), (math.inf, math.exp(700)), (math.nan, math.nan)])
-def test_a_perplexity_is_limited_but_an_unknown_one_stays_unknown(monkeypatch, loss: float, expected: float):
-    table = pd.DataFrame({"measure": ["loss"], "score": [loss]})
-    monkeypatch.setattr(lens_module, "lens", lambda *_, **__: SimpleNamespace(table=table))
-    assert lens_module.perplexity(object(), [], None, 1) == pytest.approx(expected, nan_ok=True)
+def test_a_perplexity_is_limited_and_refused_for_a_loss_that_is_nan(monkeypatch: pytest.MonkeyPatch):
+    losses = iter([0.0, math.inf, math.nan])
+
+    def measured(*_arguments: object, **_options: object) -> SimpleNamespace:
+        return SimpleNamespace(table=pd.DataFrame({"measure": ["loss"], "score": [next(losses)]}))
+
+    monkeypatch.setattr(lens_module, "lens", measured)
+    assert [lens_module.perplexity(object(), [], None, 1) for _ in range(2)] == pytest.approx([1, math.exp(700)])
+    with pytest.raises(NotFiniteError, match="lens: the loss at layer 1 is NaN, so there is no perplexity") as error:
+        lens_module.perplexity(object(), [], None, 1)
+    assert error.value.name == "layer 1"
+
+
+@pytest.mark.parametrize("layers", [[0, 1], [1, 3]])
+def test_a_token_whose_logits_are_nan_has_no_rank(llama, words, monkeypatch, layers: list[int]):
+    logits, calls = OutputHead.logits, iter(range(2))  # one call per layer
+
+    def broken(self: OutputHead, states: torch.Tensor) -> torch.Tensor:
+        right = logits(self, states)
+        is_checked = hasattr(self, "causal")
+        return right.index_fill(0, torch.tensor(0), math.nan) if is_checked and next(calls) else right
+
+    monkeypatch.setattr(OutputHead, "logits", broken)
+    study = lens(llama, TEXTS, processor=words, layers=layers)
+    undefined = study.table["layer"] == layers[1]
+    assert study.table.loc[undefined, "score"].isna().all()
+    assert study.table.loc[~undefined, "score"].notna().all()
+    assert study.conclusions[-1].startswith("4 of 8 scores are not defined (NaN or infinite): 1 of probability")

@@ -291,7 +291,7 @@ def _measure_perplexity(new_model: Callable[[], _CellModel], texts: list[Text]) 
     """Measure the perplexity of the whole model on texts, and without each range of blocks; and the proxies on them.
 
     `new_model` makes the cell's model. Returns table rows; [] if the model has no output over a vocabulary. Raises the
-    errors of `lens` and `similarity`, such as ConfigError for fewer than 4 texts.
+    errors of `lens` and `similarity`, such as ConfigError for fewer than 4 texts, and NotFiniteError for a NaN loss.
     """
     cell = new_model()
     max_length = cell.training["max_length"]

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from lamina.errors import ConfigError, DataError, UnsupportedModelError
+from lamina.errors import ConfigError, DataError, NotFiniteError, UnsupportedModelError
 from lamina.layers import default_stack
 from lamina.layers.preserve import evaluating, preserve_model
 from lamina.layers.probe_input import probe_input
@@ -233,7 +233,7 @@ def lens(  # noqa: PLR0913 the options of a public entry point
     replaced by the mask token. A small test input shows which of the two a model is.
 
     Measures are means over all predicted tokens, without special tokens: "probability" of the true token, "loss"
-    (nats), "rank" (1 is the best) and "accuracy" (share of rank 1).
+    (nats), "rank" (1 is the best) and "accuracy" (share of rank 1). All are NaN at a layer that has a NaN logit.
 
     Args:
         model: A causal or masked language model with its head; it is not changed.
@@ -317,26 +317,30 @@ def perplexity(
     """Return the perplexity of one layer on some texts: exp(mean loss), with the loss of `lens` in nats.
 
     `layer` is the layer's number; the highest layer gives the model's own perplexity. A masked language model predicts
-    masked tokens, a causal model all next tokens. The result is at most exp(700), or NaN. The other arguments and the
-    errors are those of `lens`.
+    masked tokens, a causal model all next tokens. The result is at most exp(700). The other arguments and the errors
+    are those of `lens`; and NotFiniteError is raised if the loss is NaN.
     """
     table = lens(model, texts, processor=processor, layers=[layer], max_length=max_length).table.set_index("measure")
-    return math.exp(min(table.loc["loss", "score"], 700.0))  # exp(710) overflows; NaN stays NaN in this order
+    if math.isnan(loss := table.loc["loss", "score"]):
+        problem = f"the loss at layer {layer} is NaN, so there is no perplexity"
+        raise NotFiniteError(f"{_OP}: {problem}. Load the model in float32.", name=f"layer {layer}")
+    return math.exp(min(loss, 700.0))  # exp(710) overflows
 
 
 def _conclusions(accuracy: Mapping[int, float], tokens: int, depth: int) -> Iterator[str]:
     """Yield a sentence that names the lowest layer with at least 90 % of the model's own accuracy.
 
     If only the last layer, `depth`, has it, the sentence says so. Nothing is yielded if `depth` is not in `accuracy`
-    (layer -> accuracy, ascending), or the model predicted nothing right. `tokens` is the number of predicted tokens.
+    (layer -> accuracy, ascending), the model predicted nothing right, or its accuracy is NaN. `tokens` is the number of
+    predicted tokens.
     """
-    if depth not in accuracy:
+    own = accuracy.get(depth, 0.0)
+    if not own > 0:
         return
-    own = accuracy[depth]
     early = next(layer for layer in accuracy if accuracy[layer] >= _MOST * own)
-    if own > 0 and early == depth:
+    if early == depth:
         yield f"No layer below the last reaches {_MOST:.0%} of the model's own accuracy ({own:.1%})."
-    elif own > 0:
+    else:
         yield (
             f"Layer {early} is the first whose accuracy is at least {_MOST:.0%} of the model's own "
             f"({accuracy[early]:.1%} of {pluralize(tokens, 'token')}; the model: {own:.1%})."
@@ -385,13 +389,14 @@ def _scores(logits: Tensor, true: Tensor) -> Tensor:
     """Return the sum of each measure over predictions, `[measures]`, in the order of `_MEASURES`.
 
     `logits` are `[rows, classes]`, one row per prediction, and `true` holds the id of the true token of each. The rank
-    is 1 plus the number of tokens with a higher probability.
+    is 1 plus the number of tokens with a higher probability. If a logit is NaN, all sums are NaN.
     """
     chances = logits.float().log_softmax(-1)
     true_chance = chances.gather(1, true.unsqueeze(1))
     rank = 1 + (chances > true_chance).sum(1)
     sums = true_chance.exp().sum(), -true_chance.sum(), rank.sum().float(), (rank == 1).sum().float()
-    return torch.stack(sums).double().cpu()
+    total = torch.stack(sums)
+    return torch.where(total[1].isnan(), total[1], total).double().cpu()  # no token is above NaN: its rank would be 1
 
 
 @check_types("lens_tokens")
