@@ -25,7 +25,7 @@ from lamina.tasks.base import (
 from lamina.tasks.labels import check_names, with_declared_names
 from lamina.tasks.metrics import metrics_of, named_class
 from lamina.tasks.presets import fetch, find_preset, published_files
-from lamina.tasks.recorded_rows import ROW, RecordedTables, StatesSource, build_rows, recorded_tables
+from lamina.tasks.recorded_rows import ROW, RecordedTables, StatesSource, build_rows, recorded_of, recorded_tables
 from lamina.tasks.rows_in_memory import rows_by_part
 from lamina.tasks.split import Split, held_out, limited
 from lamina.tasks.stratify import SampleSize, strata_of, subsample_rows
@@ -205,8 +205,10 @@ class Task:
 
         `kind` is the name of its kind. Raises ConfigError if the task has no texts.
         """
-        if self.kind.processor != "tokenizer":
-            raise ConfigError(f"task {self.name}: a task of kind {self.kind} has no texts; {kind} needs some.")
+        has_states = any(map(recorded_of, self.splits.values()))
+        if has_states or self.kind.processor != "tokenizer":
+            what = "over recorded states" if has_states else f"of kind {self.kind}"
+            raise ConfigError(f"task {self.name}: a task {what} has no texts; {kind} needs some.")
         task = _assemble(ColumnSpec(kind_of(kind), "text", "label"), {}, None, f"{self.name}-{short}")
         splits = {name: split.without_labels(rows=rows) for name, split in self.splits.items()}
         return replace(task, splits=splits, subsampled=self.subsampled, by_row=rows, columns=self.columns)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.support.encoded import features
 from tests.support.masked import masked_bank, masked_model, masking_tokenizer, running
+from tests.support.recorded import packed
 
 from lamina import evaluate, fit
 from lamina.errors import ConfigError
@@ -113,6 +115,15 @@ def test_images_have_no_rows_of_text():
 
     with pytest.raises(ConfigError, match="has no texts; masked_lm needs some"):
         shades().masked_lm(rows=True)
+
+
+def test_recorded_states_have_no_texts_of_their_own(tmp_path: Path):
+    labels = [{"label": label} for label in ("no", "yes", "no", "yes")]
+    folder = packed(tmp_path / "states", [torch.zeros(1, 2, 8)] * 4, [1, 3])
+    task = Task.from_states("sequence_classification", train=(folder, labels), validation=(folder, labels))
+    for make in (task.masked_lm, task.causal_lm):
+        with pytest.raises(ConfigError, match=r"task states: .* has no texts; (masked|causal)_lm needs some"):
+            make()
 
 
 def test_a_run_over_blocks_does_not_go_on_over_rows(tmp_path: Any):
