@@ -52,7 +52,7 @@ def kept_rows(table: Table, spec: ColumnSpec, *, texts: bool = False) -> list[in
 
 
 def kept_table(table: Table, spec: ColumnSpec, count: int) -> Table | None:
-    """Return the rows of a table that stay in its task; None if their number is not `count`, that of its examples."""
+    """Return the rows of a table that stay in its task; None if they are not `count` rows, one per example."""
     if spec.kind.has_classes and count < len(table):
         table = table.select_rows(kept_rows(table, spec))
     return table if count == len(table) else None

@@ -123,7 +123,7 @@ class LazyAudio(LazyFile):
         return -(-frames * rate // own_rate)
 
     def decoded_size(self) -> int:
-        """Return the number of samples over all channels: of the clip in memory, else by the file's header.
+        """Return the number of samples: of all channels, by a file's header; or of those in memory, which are averaged.
 
         Raises DataError if the header cannot be read, and MissingExtraError if soundfile is needed and not installed.
         """

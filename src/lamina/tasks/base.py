@@ -186,10 +186,10 @@ class EncodeOptions:
     def encode_texts(
         self, texts: Sequence[Cell], processor: Processor, *, windows: bool = False, offsets: bool = False
     ) -> Encoded:
-        """Tokenise texts or pairs as these options say; see `lamina.data.encode.encode` for the result and the errors.
+        """Tokenise texts or pairs with `max_length`, `stride` and `add_prefix_space`; no other attribute is used.
 
         `offsets` says whether to store the character range of each token; `windows` whether to cut long texts into
-        windows, with offsets. The attribute `windows` is not used.
+        windows, with offsets. See `lamina.data.encode.encode` for the result and the errors.
         """
         return encode(
             texts,
@@ -247,7 +247,7 @@ class Targets(Protocol):
 
 
 def check_image_size(size: int, kind: Kind, op: str) -> None:
-    """Raise ConfigError if `size` is set for a kind without images, or is below 1 pixel.
+    """Raise ConfigError if the kind has no images, whatever the `size`, or if `size` is below 1 pixel.
 
     `op` is the operation, for the message.
     """

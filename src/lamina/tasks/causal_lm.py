@@ -93,10 +93,11 @@ class CausalLMKind(lm.LanguageModelingKind):
         """Return the texts, pairs of prompt and reply, or chats of every split. The columns decide which.
 
         With `spec.text_pair`, that column has the replies. Chats are lists of messages, by default in column
-        "messages". Pairs and chats are always read row by row; other texts as `LanguageModelingKind.build` says. A row
-        whose reply is missing or blank counts as a row without a label. Raises DataError if a column is missing, a cell
-        has another form, all replies are missing, or some are and `spec.missing_labels` is not "drop"; ConfigError if
-        the user passed labels. See `Kind.build` for arguments and result.
+        "messages" if no table has "sentence". Pairs and chats are always read row by row; other texts as
+        `LanguageModelingKind.build` says. A row whose reply is missing or blank counts as a row without a label. Raises
+        DataError if a column is missing, a cell has another form, all replies are missing, or some are and
+        `spec.missing_labels` is not "drop"; ConfigError if the user passed labels. See `Kind.build` for arguments and
+        result.
         """
         if any("messages" in table.columns for table in tables.values()):
             spec = replace(spec, text=lab.usual_column(spec.text, self.usual_columns[0], "messages", tables))
@@ -177,7 +178,7 @@ class CausalLMKind(lm.LanguageModelingKind):
         return [whole.removeprefix(text) for whole, text in zip(*both, strict=True)]
 
     def examples(self, raw: Sequence[object], processor: Processor) -> Split:
-        """Return `raw`, a user's texts or chats to continue, as a split; ConfigError for an example that is neither."""
+        """Return `raw`, a user's texts or chats to continue, as a split; ConfigError unless all are of one form."""
         if not len(raw) or not is_chat(raw[0]):
             return Split.of(checked_texts(raw, pairs=False))
         for number, chat in enumerate(raw):

@@ -248,7 +248,10 @@ def _check_classes(source: Path, names: Sequence[tuple[str, ...]], file_class: t
 
 
 class FileKind(ClassKind[InputsT]):
-    """Base class of kinds that predict a class for each file. A subclass sets `file` and implements `encode`."""
+    """Base class of kinds that predict a class for each file. A subclass implements `encode` and `length_limit`.
+
+    It sets `file`, `name`, `auto_class`, `processor`, `inputs`, `predict_inputs` and `usual_columns`.
+    """
 
     problem_types = {"classification": ("accuracy", "f1")}
     missing = (*ClassKind.missing, "mask")

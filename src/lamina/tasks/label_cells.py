@@ -50,7 +50,7 @@ _SET = re.compile(r"(?:frozen)?set\((.*)\)", re.DOTALL)  # how Python prints emp
 
 
 class EvaluateOnly(StrEnum):
-    """Values of `missing_labels` that `evaluate` passes. Users pass texts, so `check_spec` tells them by this type.
+    """Values of `missing_labels` that only `evaluate` passes; `check_spec` refuses them as plain texts, from users.
 
     MASK_NULLS: as "mask", but an empty text of a multi-label task means no class, as in training by default.
     """
@@ -140,7 +140,7 @@ def is_missing(cell: object, labels: Collection[str] = (), *, texts: bool = Fals
 
 
 def is_hidden(cell: object) -> bool:
-    """Return whether a cell is empty or -1, or a list of such cells, as in test sets whose labels are secret.
+    """Return whether a cell is empty or -1 (also as text), or a list of these, as in test sets with secret labels.
 
     An empty list does not count.
     """

@@ -303,7 +303,7 @@ def numbers(table: Table, column: str | int) -> Iterator[float]:
 
 
 def class_ids(table: Table, column: str | int, labels: Sequence[str]) -> Iterator[int]:
-    """Yield a column of class names as ids (positions in `labels`).
+    """Yield a column of class names, or of lists with one name, as ids (positions in `labels`).
 
     Cells may also hold ids, unless a class name is a whole number. Raises DataError for a missing column, a name that
     is not in `labels`, and a cell that is empty or not a name.
@@ -514,7 +514,10 @@ def without_classes(spec: ColumnSpec, labels: tuple[str, ...], problem_type: str
 
 
 def bad_cell(table: Table, row: int, column: str | int, problem: str) -> DataError:
-    """Return a DataError that names file, row and column. `problem`, the message's rest, begins with a verb."""
+    """Return a DataError for a cell; its message is the file, the `row` as the file numbers it, and `problem`.
+
+    `problem` begins with a verb, and names the column itself.
+    """
     return DataError(f"task: {table.path} row {row} {problem}", path=table.path, row=row, column=str(column))
 
 

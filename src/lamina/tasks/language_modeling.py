@@ -42,7 +42,10 @@ class Candidate(TypedDict):
 
 
 class LanguageModelingKind(Kind[Windows]):
-    """Base class of masked and causal language modelling, whose labels are the tokens of the texts themselves."""
+    """Base class of masked and causal language modelling, whose labels are the tokens of the texts themselves.
+
+    A subclass implements `encode`, and `answers` for predictions.
+    """
 
     problem_types = {"classification": ("perplexity", "accuracy")}
     has_classes = False

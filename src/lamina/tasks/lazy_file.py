@@ -25,6 +25,8 @@ _SHOWN = 1000  # characters of a path that messages show: a longer one may be a 
 class LazyFile(ABC):
     """A file, a part of a tar file, or bytes in memory, decoded only on access. Subclasses are images and audio clips.
 
+    A subclass sets the attributes from `column` on, and implements `of_object`, `decoded_size` and its own `open`.
+
     Attributes:
         name: Name of the file in messages.
         path: The file, or the tar file that contains it. None: the bytes are in `data`, or missing.

@@ -64,8 +64,8 @@ class ClassRow(TypedDict):
 class Results(Protocol[OutputsT, AnswerT]):
     """Collects a model's outputs batch by batch. Once all are added, it returns scores, tables and predictions.
 
-    A subclass must define `add`. It defines other methods if its kind of task needs them; by default they return None
-    or an empty result.
+    A subclass must define `add`, which by default does nothing. It defines other methods if its kind of task needs
+    them; by default they return None or an empty result.
     """
 
     def add(self, rows: Sequence[int], outputs: OutputsT, labels: Tensor | None = None) -> None:

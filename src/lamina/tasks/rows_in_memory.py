@@ -64,8 +64,9 @@ def _has_labels(rows: object, label: str) -> bool:
 def rows_of(part: str, source: object, label: str | int) -> datasets.Dataset | dict[str, list[object]]:
     """Return the rows `source` of the split `part` as a dataset; or, if they are dicts, as a mapping of columns.
 
-    Arrays in the column `label` become lists, and a streamed dataset is read whole. Raises ConfigError if `source` is
-    neither a dataset nor an iterable of dicts, or has a transform; and DataError if there are no rows.
+    A key that a dict lacks gives None. Arrays in the column `label` become lists; a streamed dataset is read whole.
+    Raises ConfigError if `source` is neither a dataset nor an iterable of dicts, or has a transform; and DataError if
+    there are no rows.
     """
     import datasets
 

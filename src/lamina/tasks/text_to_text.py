@@ -113,7 +113,10 @@ def generate(
 
 
 class TextToTextKind(Kind[PairInputs]):
-    """Base class of kinds that generate a text from a text. Only encoder-decoder models can do it, no readers."""
+    """Base class of kinds that generate a text from a text. Only encoder-decoder models can do it, no readers.
+
+    A subclass sets only `name` and `problem_types`.
+    """
 
     auto_class = "AutoModelForSeq2SeqLM"
     inputs = predict_inputs = "text_to_text"
