@@ -124,6 +124,12 @@ def test_a_recipe_with_seeds_asks_for_the_package_of_its_intervals_before_traini
         run_recipe(load_recipe(paths["[0, 1]"]), data=tmp_path)
     with pytest.raises(RuntimeError, match="work had begun"):
         run_recipe(load_recipe(paths["[0]"]), data=tmp_path)
+    both = "readers: {plain: {fusion: mean}}"
+    two = paths["[0]"].read_text().replace(both, f"{both}\n  x: {{files: {{train: rows.tsv}}, {both}}}")
+    for names, error in (("{mood: both, x: both}", MissingExtraError), ("{mood: a, x: b}", RuntimeError)):
+        paths["[0]"].write_text(f"{two}table: {{columns: {{task: {names}}}}}\n")
+        with pytest.raises(error):  # a cell with two tasks shows a mean, too
+            run_recipe(load_recipe(paths["[0]"]), data=tmp_path)
 
 
 @pytest.mark.parametrize("options", [{}, {"threshold": 0.5}, {"guarantee": True, "false_positive_rate": 0.9}])

@@ -108,7 +108,7 @@ def run_recipe(
     one row fits `memory_bytes`, every separate run failed, or a run to resume had other settings or data. Raises
     UnknownNameError if an option, or a metric of a task, does not exist; DataError if the data of a task cannot be read
     or used; StoreError if the output folder cannot be written or is in use, or a file in it is damaged;
-    MissingExtraError if SciPy (for several seeds or repeats) or a package of a metric is missing. Readers that share
+    MissingExtraError if SciPy (for means over several runs) or a package of a metric is missing. Readers that share
     passes also raise the errors of `lamina.load`, `lamina.fit` and, with monitors, `lamina.monitors.calibrate`; methods
     those of their edits.
 
@@ -144,8 +144,8 @@ def run_recipe(
         _mention_unused(recipe)
         session.fit_batches(memory_bytes, options)
         specs = session.expand(options)
-        if len({(spec.settings.get("seed"), spec.settings.get("repeat")) for spec in specs.values()}) > 1:
-            require_packages("recipe", "metrics", "scipy")  # for the intervals over seeds, at the end
+        if _has_means(recipe, specs):
+            require_packages("recipe", "metrics", "scipy")  # for the intervals of means, at the end
         if not is_separate:
             run = session.train(specs, output=folder)
             tasks = {name: copies[0] for name, copies in session.tasks.items()}
@@ -157,6 +157,16 @@ def run_recipe(
         if folder is not None:
             run_in_first(partial(_write_tables, run, folder))
         return run
+
+
+def _has_means(recipe: Recipe, specs: Mapping[str, RunSpec]) -> bool:
+    """Return whether a score is a mean: over seeds, repeats, or tasks that have one name in a table or figure."""
+    if len({(spec.settings.get("seed"), spec.settings.get("repeat")) for spec in specs.values()}) > 1:
+        return True
+    axes = [axis for table in recipe.table for axis in (*table.rows, *table.columns)]
+    axes += [axis for figure in recipe.figure for axis in figure.axes]
+    named = [[name for name in axis.names.values() if name is not None] for axis in axes if axis.key == "task"]
+    return any(len(set(names)) < len(names) for names in named)
 
 
 def _write_tables(run: RecipeResult, folder: Path) -> None:
