@@ -106,7 +106,8 @@ class LayerIndexError(LaminaError, IndexError):
         got: The layer number that does not exist.
         layers: Number of layers that the model has: its blocks and the embeddings (layer 0).
 
-    The parameter `end` is for selectors that count layers from one end: for "top:9" it is "top", and `got` is 8.
+    The parameter `end` is for selectors that count layers from one end: for "top:9" it is "top", and `got` is 8 (layers
+    count from 0).
     """
 
     def __init__(self, *, op: str, got: int, layers: int, end: str = "") -> None:
