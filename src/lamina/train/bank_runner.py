@@ -331,8 +331,8 @@ class BankRunner(Runner):
         """Return the loss of each reader in `names` for a batch, including the regularization term of its fusion.
 
         The loss of a regression is divided by the variance of its labels in training, so that gradients are clipped
-        alike at any scale.
-        `labels` is reader name -> labels. `states` are the batch's cached states. None: the model computes them.
+        alike at any scale. `labels` is reader name -> labels. `states` are the batch's cached states. None: the model
+        computes them.
         """
         out = self._run(batch, to_device(labels, self.device), names, states)
         return [cast("Tensor", out[name].loss) / self._spreads.get(name, 1.0) ** 2 for name in names]
@@ -376,7 +376,7 @@ class BankRunner(Runner):
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes of free memory: of the GPU if `device` is one, else of the machine."""
+    """Return the bytes of free memory: of the GPU if `device` is one (with PyTorch's cache), else of the machine."""
     if device.type == "cuda":
         # PyTorch's own cache counts as free, since new tensors can use it
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -62,7 +62,7 @@ class Runner(ABC):
     """Base class that runs batches for the engine: `BankRunner` for a bank's readers, `ModelRunner` for a model.
 
     A learner is a module with an optimizer of its own: one reader, a base model that is trained with its readers, or a
-    whole model.
+    whole model. A subclass defines the abstract methods, and sets the attributes when it is built.
 
     Attributes:
         base: The transformers model: the whole model, or the one that the bank's readers read.
@@ -309,7 +309,8 @@ class Runner(ABC):
     ) -> Iterator[None]:
         """Run learners over all rows of a group without gradients. It is a generator that yields between two batches.
 
-        Modes and gradients are restored before each yield, so that the caller may continue in another thread.
+        Train or eval modes, and whether gradients are computed, are restored before each yield, so that the caller may
+        continue in another thread.
 
         Args:
             group: The encoded examples.

@@ -41,7 +41,7 @@ _SHOWN = 6  # maximum number of learners in a progress line
 
 
 def start_accelerator(options: FitOptions, output: Path | None) -> Accelerator:
-    """Return the Accelerator of a run. Trackers that the options name write to the folder `output` (None: no folder).
+    """Return the Accelerator of a run, with the trackers that the options name; TensorBoard writes to `output`.
 
     Its own mixed precision stays off: each pass uses `Runner.autocast`.
 
@@ -100,7 +100,7 @@ class Engine:
         all_learners: All of them, the base last.
         history: A row per learner and epoch, with all metrics.
         importances: The rows of `FitResult.importances`.
-        best_results: Learner name -> validation results at its best epoch.
+        best_results: Learner name -> validation results at its best epoch, unless that precedes a resumed checkpoint.
         steps: Optimizer steps so far.
     """
 

@@ -37,8 +37,9 @@ class Progress:
     """The state of a learner's training, except tensors. Checkpoints store it as JSON.
 
     Attributes:
-        scores: All metrics at the best epoch.
-        best_epoch: Counted from 1; 0 before the first score.
+        scores: Metric -> score at `best_epoch`.
+        best_epoch: The best epoch, from 1; 0 before the first. With `keep="last"`, or without validation rows, it is
+            the last epoch so far.
         top: The best score so far; None before the first.
         mark: The score that early stopping compares with; None before the first.
         stalled: Epochs since the score was last better than `mark` by more than `early_stopping_min_delta`.
@@ -107,9 +108,10 @@ class Learner:
         self._frozen = {key for key, parameter in named if id(parameter) not in trained}
 
     def factor(self) -> float:
-        """Return the factor from 0 to 1 by which schedule or, until it ends, warm-up scales the next step's rates.
+        """Return the factor, from 0 to 1, of the next step's learning rates.
 
-        Steps are counted from the start of the present training stage.
+        The warm-up gives the factor until it ends, then the schedule does. Steps are counted from the start of the
+        present training stage.
         """
         options, progress = self._options, self.progress
         total, done = self.total - progress.began, progress.done - progress.began
@@ -202,7 +204,7 @@ class Learner:
         return True
 
     def begin_stage(self, *, schedule: bool = True) -> None:
-        """Forget the best scores and weights: in the stage of training that begins, scores count from the start.
+        """Forget the best scores and weights, and an early stop: a new stage of training begins.
 
         The factor of the plateau schedule is 1 again; with `schedule`, the other schedules and the warm-up start again
         too. The count of steps continues.

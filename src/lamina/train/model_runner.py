@@ -359,11 +359,12 @@ def task_of(model: PreTrainedModel, kind: str | None = None, op: str = "predict"
 
     Args:
         model: A model with a head.
-        kind: Name of the kind of task. None: the first kind whose auto class has models of this class.
+        kind: Name of the kind of task; whether the head is for it is not checked. None: the first kind whose auto class
+            has models of this class.
         op: The public operation, for messages.
 
     Raises:
-        ConfigError: If the head is for no kind of task.
+        ConfigError: If `kind` is None, and the head is for no kind of task.
         UnknownNameError: If there is no kind of this name.
     """
     import transformers

@@ -232,8 +232,8 @@ def _warn_of_few_rows(op: str, scored: Mapping[str, Task], options: FitOptions, 
     """Log a warning for each task whose best epoch is chosen by fewer than 8 labelled validation rows.
 
     With few rows, many epochs have the same score, and the first of these counts as the best. Only rank 0 warns, and
-    only if the best epoch is kept. Left out are tasks that are not in `several` (with several epochs), and those whose
-    metric is perplexity or the mean absolute error. `op` begins the message.
+    only if the best epoch is kept. Left out are tasks that train for a single epoch (all that `several` does not name),
+    and those whose metric is perplexity or the mean absolute error. `op` begins the message.
     """
     for name, task in scored.items() if options.keep == "best" and not rank() else ():
         rows = len(task.split("validation")) - task.split("validation").unlabelled
