@@ -116,7 +116,8 @@ class LaminaEstimator(BaseEstimator):
     """Base class of the four estimators: a reader on a frozen model. Each subclass documents its parameters.
 
     The fields are the parameters, which scikit-learn clones and searches. If an estimator was pickled by an earlier
-    version, parameters that it lacks have their defaults. `fit` sets `bank_`, the bank with the reader.
+    version, parameters that it lacks have their defaults. A subclass sets `kind`, and defines `fit`, which sets `bank_`
+    to the bank with the reader.
     """
 
     kind: ClassVar[str]  # name of the kind of task
@@ -233,9 +234,9 @@ class LaminaEstimator(BaseEstimator):
         """Train the bank's reader on the task with `lamina.fit` and `seed`, and set `bank_` and `result_`.
 
         Without `epochs`, their number depends on the number of rows. The last epoch's weights stay, or the best epoch's
-        if there is a validation split. Unless `options` has `cache`, states are cached in float32 for
-        this run. Raises ConfigError if `options` is not a mapping, or has an option that is a parameter of the
-        estimator; and the errors of `lamina.fit`.
+        if there is a validation split. Unless `options` has `cache`, states are cached in float32 for this run. Raises
+        ConfigError if `options` is not a mapping, or has an option that is a parameter of the estimator; and the errors
+        of `lamina.fit`.
         """
         own: JSONObject = {name: getattr(self, name) for name in _PARAMETERS}
         own |= {"seed": seed, "keep": "last" if self.validation_fraction is None else "best"}

@@ -175,7 +175,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         return (torch.nn.functional.logsigmoid(logits) if self._several else logits.log_softmax(-1)).numpy()
 
     def decision_function(self, X: object) -> np.ndarray:
-        """Return logits `[texts, classes]`; of two classes, the second's minus the first's, `[texts]`.
+        """Return logits `[texts, classes]`; with two classes, the second's minus the first's, `[texts]`.
 
         With several labels per text always `[texts, labels]`. Errors: those of `predict`.
         """

@@ -71,7 +71,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
 
         Args:
             X: Texts, or pairs of texts.
-            y: Targets for training a fusion with parameters; otherwise ignored.
+            y: Targets for training a fusion with parameters; whole numbers are classes. Otherwise ignored.
 
         Raises:
             DataError: If X or y has the wrong form, or y is None and a fusion must be trained. It is also a ValueError.

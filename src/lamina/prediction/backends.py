@@ -41,7 +41,7 @@ _opening = Lock()  # an export is opened, or written, by one thread at a time
 
 @dataclass(frozen=True)
 class ChosenEngine:
-    """An ONNX Runtime session that `engine_of` chose for a job.
+    """An `AnswerEngine`: the ONNX Runtime session that `engine_of` chose for a job.
 
     Attributes:
         engine: The ONNX Runtime session.

@@ -90,7 +90,7 @@ def extract(  # noqa: PLR0913
         model: The model.
         source: File of texts, in a form that `Task.from_files` reads.
         output: Folder to write to; created if it does not exist.
-        layers: Selector of the layers.
+        layers: Selector of the layers; layer 0 is the embeddings.
         stack: Name of a stack of blocks, such as "encoder". None: the only one, or the encoder.
         pooling: Write one state per row: of its "first" or "last" token, or the "mean" of its tokens. None: write the
             states of all tokens.
@@ -98,7 +98,8 @@ def extract(  # noqa: PLR0913
         text: Column of the text. None: the only column, or "sentence" or "text".
         text_pair: Column of the second text. None: rows are single texts.
         processor: The model's tokenizer, which is required.
-        max_length: Maximum tokens per row; longer texts lose their end. None: what the model allows.
+        max_length: Maximum tokens per row; longer texts lose their end (their start, if the tokenizer truncates on the
+            left). None: what the model allows.
         batch_size: Rows per pass.
         progress: Show a progress bar on standard error.
 

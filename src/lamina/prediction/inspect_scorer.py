@@ -53,7 +53,8 @@ def inspect_scorer(bank: ReaderBank, monitors: Sequence[AnyMonitor | str] | None
     The value of a sample is monitor name -> highest score of its replies; NaN if no reply has a token.
     `Score.metadata["messages"]` has a row for each reply and monitor, see `MessageScore`, and the explanation says the
     same in words. The bank's model reads the replies again, so any model may have written them. If the bank's own model
-    did, the scores equal those during generation, provided that the text is split into the same tokens again.
+    did, the scores equal those during generation, provided that the text is split into the same tokens again. If the
+    model reads in both directions, scores depend on later tokens of the reply too.
 
     Conversations are written by the tokenizer's chat template; if one is longer than the model can read, its latest
     tokens are read. Without a template, a reply is read after the messages before it, one per line, as `lamina.monitor`

@@ -211,7 +211,8 @@ _plans: WeakKeyDictionary[nn.Module, tuple[object, _Plan]] = WeakKeyDictionary()
 class Predictor:
     """Predicts with some readers of a bank, or with a whole model, for any number of calls; see `predict`.
 
-    The config of a classifier gets the tokenizer's padding token at the first pass if it names none.
+    At the first pass, the config of a whole model that classifies texts gets the tokenizer's padding token, if it names
+    none.
 
     Args:
         target: The bank or model.
