@@ -206,9 +206,10 @@ def fail(error: LaminaError, *place: str | int) -> NoReturn:
 
 @contextmanager
 def error_at(*place: str | int, blame: Iterable[str] = ()) -> Iterator[None]:
-    """Turn an error in the `with` block, inside a pydantic validator, into a ValidationError that says its place.
+    """Turn a LaminaError or ValidationError in the `with` block into a ValidationError that says its place.
 
-    Only the first of several errors in a ValidationError is kept.
+    It is for use inside a pydantic validator. Other errors pass through unchanged. Only the first of several errors in
+    a ValidationError is kept.
 
     Args:
         *place: Keys and list indices that lead from the validated value to the part that the `with` block checks.
