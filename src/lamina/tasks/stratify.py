@@ -296,11 +296,11 @@ def subsample_rows(
     """Draw rows by `seed` without replacement, and return their indices in ascending order.
 
     Rows are drawn uniformly. If `stratified`, each class gets the same number of rows (with `size.per_class`) or the
-    same fraction of its rows. Rows without exactly one class are then never drawn, but `size.fraction` counts them.
-    `names` are the class names, and `classes` the class ids of each row. Raises ConfigError if the size does not fit,
-    or a class has too few rows.
+    same fraction of its rows; rows without exactly one class are then neither drawn nor counted. `names` are the class
+    names, and `classes` the class ids of each row. Raises ConfigError if the size does not fit, or a class has too few
+    rows.
     """
-    count = size.count(len(names), len(classes))
+    count = size.count(len(names), sum(not stratified or len(numbers) == 1 for numbers in classes))
     rng = random.Random(seed)
     if not stratified:
         return sorted(rng.sample(range(len(classes)), count))

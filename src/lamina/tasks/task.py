@@ -147,7 +147,7 @@ class Task:
             fraction: Fraction of the rows, above 0 and at most 1.
             rows: Number of rows.
             stratified: Whether each class gets the same number of rows (with `per_class`), or the same fraction of its
-                rows. By default rows are drawn uniformly without replacement.
+                rows; rows without a label are then left out. By default rows are drawn uniformly without replacement.
             seed: Seed of the choice.
 
         Raises:

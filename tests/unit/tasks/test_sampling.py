@@ -28,6 +28,16 @@ def test_without_classes_there_is_nothing_to_multiply():
         subsample(((), [(), ()]), SampleSize(per_class=8))
 
 
+@pytest.mark.parametrize(("fraction", "count"), [(0.5, 10), (1, 20)])
+def test_a_fraction_of_each_class_does_not_count_rows_without_a_class(fraction: float, count: int):
+    names, classes = plain([12, 8])
+    rows = subsample((names, [*classes, *[()] * 20]), SampleSize(fraction=fraction), stratified=True)
+    assert len(rows) == count
+    assert sum(row < 12 for row in rows) == 0.6 * count
+    with pytest.raises(ConfigError, match=r"subsample: 21 rows of 20 rows were asked for; it must be 1 to 20 rows"):
+        subsample((names, [*classes, *[()] * 20]), SampleSize(rows=21), stratified=True)
+
+
 @pytest.mark.parametrize(
     ("amount", "count"),
     [
