@@ -72,7 +72,8 @@ class TaskOutline:
         kind: The kind of task. If its name is passed, the kind is looked up.
         problem_type: One of the kind's problem types, such as "classification".
         labels: Class names in the order of their ids.
-        rows: Split name -> number of examples, for estimates; {} if unknown. "train" counts one repeat of a subsample.
+        rows: Split name -> number of examples, for estimates; {} if unknown. If several subsamples
+            are drawn from the train split, "train" is the size of one.
         tokens: Mean tokens of an example, for estimates; 0 if unknown.
         by_row: For language modelling, whether each row is read alone. False: rows are joined and cut into blocks.
         image_size: Width and height of images in pixels; None: the size that the image processor has.
@@ -305,7 +306,7 @@ class Kind(ABC, Generic[InputsT]):
         missing: Allowed values of `missing_labels`.
         takes_prefix: Whether the option `prefix`, a text in front of every example, is allowed.
         generates: Whether a model generates a text per example, both for predictions and for scores.
-        learnt_keys: Names of the facts that `learnt` may return.
+        learnt_keys: Names of the facts that `learnt` may return; others are lost when training ends.
     """
 
     name: ClassVar[str]

@@ -90,9 +90,9 @@ class Split:
 
     @cached_property
     def origin(self) -> tuple[int, np.ndarray]:
-        """Number of rows of the split that this one was selected from (by default itself), and its rows' indices there.
+        """Number of rows of the split from which `select_rows` made this one, and the indices of this one's rows there.
 
-        `select_rows` keeps track.
+        By default both are of this split itself. Recorded states are found by these indices.
         """
         return len(self), np.arange(len(self))
 

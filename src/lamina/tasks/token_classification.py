@@ -181,9 +181,9 @@ class Pieces:
 
 
 def _continued_tags(key: Key, further: Sequence[int]) -> tuple[int, ...]:
-    """Return the tags of a token's words if all belong to the first one's span: `key` is one of `Pieces.tags`.
+    """Return the tags of a token's words for the case that all belong to the first word's span.
 
-    `further` is the result of `continued`.
+    `key` is a key of `Pieces.tags`, and `further` the result of `continued`.
     """
     _, count, first = key
     return (first, *[further[first]] * (count - 1))
