@@ -43,7 +43,8 @@ def skipped_rows(table: Table, spec: ColumnSpec) -> set[int]:
 def kept_rows(table: Table, spec: ColumnSpec, *, texts: bool = False) -> list[int]:
     """Return the indices of the rows that stay in a task, with a label or masked, as `labels.labelled` decides.
 
-    `texts` says whether labels are texts to generate.
+    A missing label raises no error here: its row stays, unless it is dropped. `texts` says whether labels are texts to
+    generate.
     """
     is_drop, labels = spec.missing_labels == "drop", () if texts else spec.labels or ()
     skipped = skipped_rows(table, spec) if is_drop or spec.missing_labels is None else set[int]()

@@ -345,7 +345,7 @@ class Comparison(TypedDict):
     """The scores of a reader beside those of the best constant predictions.
 
     Attributes:
-        rows: Number of rows that were scored.
+        rows: Number of rows that were scored; for tags, of texts.
         always: The constant prediction, as text: the mean or the most frequent class, combination of labels or tag. If
             the task's first metric is "f1", it is the positive one of two classes, or the labels with the highest F1.
         baseline: Metric -> score of the constant prediction that is best by this metric.

@@ -242,11 +242,11 @@ def _labelled_texts(table: Table, spec: ColumnSpec) -> Sequence[str]:
 def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedText]:
     """Return the words of each row's text with their tags; `default` is the label of spans without a label.
 
-    Edges of spans count characters. They count UTF-16 units instead, with a warning, if no span is wrong in units, and
-    fewer rows have cut words in units than wrong spans in characters. If no span is wrong in characters, words must be
-    cut in characters and none in units. A wrong span raises DataError, as in `span_splits`; with
-    `missing_labels` "ignore", the words of its row get no tags, with a warning. A span that cuts words tags its whole
-    words, with a warning.
+    Edges of spans count characters. They are read as UTF-16 units instead, with a warning, if no span is wrong in units
+    and one of two cases holds. More rows have wrong spans in characters than have cut words in units. Or no span is
+    wrong in characters, but words are cut, and none is cut in units. A wrong span raises DataError, as in
+    `span_splits`; with `missing_labels` "ignore", the words of its row get no tags, with a warning. A span that cuts
+    words tags its whole words, with a warning.
     """
     marks: list[list[span_forms.SpanMark] | span_forms.UnplacedSpanError] = []
     skipped, emptied = 0, 0  # results of Label Studio that are no spans, and rows with no others
