@@ -116,9 +116,9 @@ def predict_file(  # noqa: PLR0913
         bank_or_model: A bank, or a whole model.
         source: JSONL, CSV, TSV, Parquet, or plain text with one text per line.
         output: JSONL, CSV or Parquet file, by its extension. It appears, or replaces an older one, once it is complete.
-            A JSONL row has "row" (line in the source), "text" (a list for a pair) and "readers" (name -> prediction, as
-            `predict` returns it). CSV and Parquet have a column for each part of a prediction, such as "cola.label" and
-            "cola.probabilities.yes", with lists as JSON.
+            A JSONL row has "row" (line in the source, from 1), "text" (a list for a pair) and "readers" (name ->
+            prediction, as `predict` returns it). CSV and Parquet have a column for each part of a prediction, such as
+            "cola.label" and "cola.probabilities.yes", with lists as JSON.
         text: Column of the text, image or audio clip; paths start at the source's folder. None: the only column, the
             one that the readers learnt from, or the first of "sentence", "text", "image" and "audio".
         text_pair: Column of the second text. None: rows are pairs only if a reader other than a language model learnt

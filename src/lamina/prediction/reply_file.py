@@ -286,8 +286,8 @@ def divide(replies: Sequence[LabelledReply], seed: int) -> dict[str, list[Labell
     """Divide replies into parts that share no prompt; return part name -> replies.
 
     The parts are "train", "choosing", "calibration" and "test"; `SHARES` has their fractions. Prompts with a bad reply
-    and prompts without are divided separately. `seed` decides which prompts go where. Prompts with the same words count
-    as one, whatever their case, punctuation, white space and characters without width.
+    and prompts without are divided separately. `seed` decides which prompts go where, and their order. Prompts
+    with the same words count as one, whatever their case, punctuation, white space and characters without width.
     """
     groups: dict[str, list[LabelledReply]] = defaultdict(list)
     for reply in replies:

@@ -246,8 +246,8 @@ class Runner(ABC):
             groups: The encoded examples, with their tasks.
             options: Options of each pass.
             names: Learners that are scored. None: all learners of the groups.
-            more: Called with a learner's results and its metrics; returns further entries, such as a table per class.
-                None: no further entries.
+            more: Called with a learner's results and the names of its metrics; returns further entries, such as a table
+                per class. None: no further entries.
             progress: Show a progress bar per group on standard error.
             collected: A dict to which learner name -> results is added, so that the caller can compute other scores.
                 None: not needed.

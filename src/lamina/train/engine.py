@@ -369,7 +369,7 @@ class Engine:
     def _tracked(self) -> Iterator[None]:
         """Start the trackers with the run's options, and end them even after an error.
 
-        Options that differ between learners are left out.
+        Options that are no text or number, or that differ between learners, are left out. TensorBoard gets no options.
         """
         # in a run of MLflow that the caller has opened, this one is nested; two at one level would be an error
         self._accelerator.init_trackers("lamina", init_kwargs={"mlflow": {"nested_run": True}})

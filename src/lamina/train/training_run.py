@@ -495,11 +495,7 @@ def _result(
 
 
 def _baselines(engine: Engine) -> Scores:
-    """Return learner name -> scores of the best constant prediction on the validation split.
-
-    A learner's dict has the prediction itself as "always", and metric -> score. Learners of kinds without such a
-    prediction are left out.
-    """
+    """Return learner name -> its entry of `FitResult.baselines`. Kinds of task without one are left out."""
     baselines: Scores = {}
     for group in engine.validation:
         for name, task in group.tasks.items():
