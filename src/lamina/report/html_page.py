@@ -75,7 +75,7 @@ def write_page(
         path: File to write; ends in `.html` or `.htm`. An existing file is replaced, except after errors.
         title: Title of the page. None: what was studied, with the names of the model and the tasks.
         as_files: Whether to write each chart (PNG and SVG) and table (Markdown and LaTeX) as a file too. For the page
-            "page.html" they are in the folder "page_files".
+            "page.html" they are in the folder "page_files". False: such an older folder stays unchanged.
 
     Returns:
         The path of the page, the files beside it, the names of the runs and the number of charts.

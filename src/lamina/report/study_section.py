@@ -270,11 +270,11 @@ def with_interval(rows: Frame, keys: Sequence[str], value: str) -> tuple[Frame, 
 
     Returns:
         A table with the keys, which may have any name, and a table with "value", "low", "high" (both NaN for a single
-        seed) and "seeds".
+        seed) and "seeds": the number of seeds whose mean is not NaN; the others are left out.
     """
     by = list(dict.fromkeys(keys))
     grouped = _per_seed(rows, by, value).groupby(by, dropna=False, sort=False, observed=True)[value]
-    means = grouped.agg(value="mean", spread="std", seeds="size")
+    means = grouped.agg(value="mean", spread="std", seeds="count")  # NaN is no seed
     places, means = means.index.to_frame(index=False), means.reset_index(drop=True)
     half = half_interval(means["seeds"], means["spread"])
     return places, means.assign(low=means["value"] - half, high=means["value"] + half).drop(columns="spread")

@@ -107,8 +107,8 @@ def paired_bootstrap(
 
     The interval consists of percentiles of the resampled differences. The p value is twice the share of resamples whose
     difference is 0 or has the opposite sign. Numerator and denominator of the share are raised by one, so that p is
-    never 0. Raises ConfigError if the two shapes differ or are not allowed, there are no rows, or an option is out of
-    range.
+    never 0. Raises ConfigError if the two shapes differ or are not allowed, there are no rows, the score of all rows or
+    of a resample is NaN or infinite, or an option is out of range.
 
     Args:
         first: Scores of the first method, `[rows]` or `[seeds, rows]`; or, with `metric`, counts per row, `[rows,
@@ -149,11 +149,13 @@ def paired_bootstrap(
         ahead = score(totals[0]) - score(totals[1])  # [resamples, seeds]
         seed_weights = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=size)
         differences.append((ahead * seed_weights).sum(1) / seeds)
-    resampled = np.concatenate(differences)
+    resampled, totals = np.concatenate(differences), counts.sum(2)
+    value = float((score(totals[0]) - score(totals[1])).mean())
+    if not np.isfinite([value, *resampled]).all():
+        problem = f"the score of {names[0]} or {names[1]} is NaN or infinite, over all rows or a resample"
+        raise ConfigError(f"{op}: {problem}. Leave out rows without a finite score, or use a metric that has no NaN.")
     low, high = np.quantile(resampled, [(1 - confidence) / 2, (1 + confidence) / 2])
     p = min(1.0, 2 * (1 + min(int((resampled <= 0).sum()), int((resampled >= 0).sum()))) / (1 + repeats))
-    totals = counts.sum(2)
-    value = float((score(totals[0]) - score(totals[1])).mean())
     return Difference(*names, value, float(low), float(high), p, rows, seeds, confidence=confidence)
 
 

@@ -83,7 +83,8 @@ class Pivot:
         index: Columns that name the printed rows. Table rows that have no value in one of them are left out.
         columns: Columns whose values become the printed columns. The values of several are joined by a space.
         where: Column -> value that a table row must have; {}: all rows.
-        value: Column with the numbers. Numbers that share a printed cell, for example from several seeds, are averaged.
+        value: Column with the numbers. Numbers that share a printed cell, for example from several seeds, are averaged
+            without NaN.
     """
 
     index: tuple[str, ...]

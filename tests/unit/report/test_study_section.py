@@ -54,6 +54,15 @@ def test_rows_of_one_seed_count_once():
     assert (row["value"], row["seeds"]) == (2.0, 2)
 
 
+def test_a_seed_without_a_score_is_not_counted():
+    frame = pd.DataFrame({"x": [1] * 3 + [2] * 3, "seed": [0, 1, 2] * 2, "score": [1.0, 3.0] + [float("nan")] * 4})
+    means, _ = tables_of(frame, "Made up", {"x"})
+    first, second = (dict(zip(means.columns, row, strict=True)) for row in means.rows)
+    assert (first["mean"], first["seeds"]) == (2.0, 2)
+    assert first == dict(zip(means.columns, tables_of(frame[:2], "Made up", {"x"})[0].rows[0], strict=True))
+    assert second == {"x": 2, "mean": None, "low": None, "high": None, "seeds": 0}
+
+
 @pytest.mark.parametrize("name", ["value", "low", "high", "seeds", "spread"])
 def test_an_axis_may_have_the_name_of_a_number_that_the_chart_computes(name: str):
     columns = {name: [1, 1, 1, 2, 2, 2], "seed": [0, 1, 2] * 2, "score": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]}

@@ -110,6 +110,14 @@ def test_states_without_a_direction_do_not_count(measure: type[LayerMeasure], ex
     assert {name: value for name, (value,) in measured.scores().items()} == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("measure", [Entropy, Curvature])
+def test_a_text_whose_states_are_nan_is_not_left_out(measure: type[LayerMeasure]):
+    state = torch.stack([torch.eye(4), torch.full((4, 4), torch.nan)])
+    measured = measure(1)
+    measured.on_state(0, state, torch.ones(2, 4, dtype=torch.bool))
+    assert np.isnan(measured.scores()[measure.names[0]]).all()
+
+
 def test_a_token_of_zeros_has_no_distance():
     measured, real = BlockDistance(2), torch.ones(1, 2, dtype=torch.bool)
     measured.on_state(0, torch.tensor([[[1.0, 0], [0, 0]]]), real)

@@ -86,6 +86,15 @@ def test_what_cannot_be_compared(second, options, match):
         paired_bootstrap(np.zeros(2), second, **options)
 
 
+@pytest.mark.parametrize("metric", [None, lambda totals: totals[..., 0] / totals[..., 1]])
+def test_scores_that_are_not_finite_are_refused(metric):
+    scores = np.array([[1.0, 1], [np.nan, 1], [0, 1]])
+    scores = scores if metric else scores[:, 0]
+    for pair in ((scores, np.ones_like(scores)), (np.ones_like(scores), scores)):
+        with pytest.raises(ConfigError, match="paired_bootstrap: the score of new or old is NaN or infinite"):
+            paired_bootstrap(*pair, metric=metric, names=("new", "old"), repeats=100)
+
+
 @pytest.mark.parametrize(("shape", "metric"), [((), None), ((2, 2, 2), None), ((2,), lambda totals: totals[..., 0])])
 def test_scores_of_too_few_or_too_many_axes_are_refused(shape, metric):
     with pytest.raises(ConfigError, match="paired_bootstrap: the scores have the shapes"):

@@ -131,7 +131,7 @@ class LabelBits(Results):
     def first_not_finite(self) -> int | None:
         """Return None: only a sum is stored, so the first row that is not finite is not known.
 
-        The study's table shows an infinite sum.
+        The study's table shows a sum that is infinite or NaN, and its last conclusion counts them.
         """
         return None
 

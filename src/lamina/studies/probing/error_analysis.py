@@ -255,7 +255,7 @@ class _ErrorAnalysis:
         return rows
 
     def conclusions(self) -> list[str]:
-        """Return how many rows the best layer's probe gets wrong, and how many all probes get wrong, as two sentences.
+        """Return two sentences: which layer's probe gets fewest rows wrong, and how many rows all probes get wrong.
 
         With one layer there is only the first; [] if labels are numbers.
         """

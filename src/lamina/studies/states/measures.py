@@ -22,7 +22,7 @@ Scores = dict[str, list[float]]  # measure -> one number per layer
 class LayerMeasure(ABC):
     """Base class of measures with one number per layer: the mean over tokens or texts, accumulated batch by batch.
 
-    `names` are the measures, and `layers` is the number of layers.
+    A subclass sets `names`, its measures, and writes `values`. `layers` is the number of layers that are read.
     """
 
     names: ClassVar[tuple[str, ...]]
@@ -116,7 +116,7 @@ class Entropy(LayerMeasure):
         del index
         states = state * real.unsqueeze(-1)
         lengths = states.flatten(1).norm(dim=1)
-        states = states[lengths > 0] / lengths[lengths > 0, None, None]
+        states = states[lengths != 0] / lengths[lengths != 0, None, None]  # NaN is not left out
         # the sum of squared eigenvalues is the squared norm of the matrix; both Gram matrices have the same eigenvalues
         smaller = states if states.shape[1] <= states.shape[2] else states.mT
         return -(smaller @ smaller.mT).square().sum((1, 2)).log().unsqueeze(0)
