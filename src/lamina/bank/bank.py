@@ -161,8 +161,8 @@ class ReaderBank(ReaderCollection):
         Raises:
             UnknownNameError: If a reader is not in the bank, or `over` is none of the three values.
             ConfigError: If the frozen model has changed, or a reader is already used by an enclosing `listen`. Unless
-                `over` is "prompt", also if the model generates no text or decodes by its own loop, or a fusion needs
-                the inputs of its blocks (`ExtraLayers`). Calls inside the `with` block raise it too: `generate`, if its
+                `over` is "prompt", also if the model generates no text or decodes by its own loop, or a fusion reads
+                inside the blocks (`ExtraLayers`). Calls inside the `with` block raise it too: `generate`, if its
                 way of decoding does not tell which states belong to which text; `model(...)` with a cache of earlier
                 tokens, unless `over` is "prompt" (all outputs are then dropped); and `outputs[name]`, if that reader
                 read no pass or no token.
@@ -294,7 +294,7 @@ class ReaderBank(ReaderCollection):
         Args:
             monitors: One monitor or several (of a mapping, the values), or names of stored ones. None: all stored ones.
             over: "output": score the new tokens. "both": score the prompt too, which can then be flagged.
-            stop: Names of the monitors that let `watch.stopping` end a sequence. None: all.
+            stop: Names of the monitors (of a mapping, the keys) that let `watch.stopping` end a sequence. None: all.
             on_token: Called with the `Step` of each new token. An exception that it raises ends the generation.
             every: Number of tokens that are scored together. A larger number costs less, but steps, flags and stops are
                 delayed by up to that many tokens.
@@ -338,7 +338,7 @@ class ReaderBank(ReaderCollection):
                 texts), as token ids `[batch, tokens]`, or as the mapping that a tokenizer returns.
             monitors: One monitor or several, or names of stored ones. None: all stored ones.
             over: "output": score the new tokens. "both": score the prompt too.
-            stop: Whether a flag of any monitor ends the sequence; or the names of the monitors that end it (None: all).
+            stop: Whether a flag of any monitor ends its sequence; or which monitors end it, as in `watch`.
             every: Number of tokens that are scored together, as in `watch`.
             drift: Monitor name -> its drift test, as in `watch`; not together with `stop`. A reply is left out if the
                 caller leaves the loop before it is complete.

@@ -27,7 +27,7 @@ def layer_amounts(bank: ReaderBank, names: Sequence[str], batch: Mapping[str, ob
 
     Returns:
         Reader name -> contributions `[layers, tokens]`, for the layers of the reader; None if its fusion does not allow
-        this measurement.
+        this measurement, as one that reads inside the blocks.
 
     Raises:
         ConfigError: If the frozen model has changed, or the batch is empty.
@@ -40,6 +40,8 @@ def layer_amounts(bank: ReaderBank, names: Sequence[str], batch: Mapping[str, ob
     with evaluating(bank), torch.no_grad():
         states = bank.record_states({stack: sorted(layers) for stack, layers in wanted.items()}, batch)
         return {
-            name: reader.fusion.contributions([states[reader.stack][layer] for layer in reader.layers])
+            name: None
+            if reader.config.fusion.needs_block_inputs
+            else reader.fusion.contributions([states[reader.stack][layer] for layer in reader.layers])
             for name, reader in readers.items()
         }

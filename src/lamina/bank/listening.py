@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.bank.reader_collection import ReaderCollection
+    from lamina.layers import Site
 
 NewObserver = Callable[[GenerateCall], GenerationObserver]
 
@@ -56,7 +57,7 @@ def listening(
     with uncompiled(), _registered(listener), intercept_generate(interception), ContextHooks() as hooks:
         for template in passes:
             on_state, on_start = partial(listener.on_state, template), partial(listener.on_start, template)
-            template.hook(hooks, on_state, on_start)
+            template.hook(hooks, on_state, on_start, partial(listener.on_inner_state, template))
             hooks.add(template.stack.scope.register_forward_hook, partial(listener.on_end, template))
         # the modules around a stack, since only they see the arguments of the whole model, such as the mask
         paths = [template.stack.scope_path.split(".") for template in passes]
@@ -215,6 +216,11 @@ class _Listener:
             # outputs that another thread has stored meanwhile take precedence
             self.outputs.readers.update(outputs | self.outputs.readers)
 
+    def on_inner_state(self, template: StackPass, site: Site, layer: int, state: Tensor) -> None:
+        """Pass a value from inside the block of `layer` to the single pass that `template` reads now, if any."""
+        if not is_internal.get() and (stack_pass := self._running.get((get_ident(), template))) is not None:
+            stack_pass.on_inner_state(site, layer, state)
+
     def on_end(self, template: StackPass, *_: object) -> None:
         """End a pass over a stack; raise ConfigError if it did not compute a layer that a reader needs."""
         key = get_ident(), template
@@ -304,7 +310,7 @@ def check_over(model: PreTrainedModel, passes: Sequence[StackPass], over: str) -
     Raises:
         UnknownNameError: If `over` is none of "prompt", "output" and "both".
         ConfigError: Unless `over` is "prompt": if the model does not generate text or decodes by a loop of its own, or
-            a fusion over the stack that generates needs the inputs of its blocks.
+            a fusion over the stack that generates reads inside its blocks.
     """
     check_known("bank.listen", [over], get_args(Over), "over")
     if over == "prompt":

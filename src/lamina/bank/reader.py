@@ -191,7 +191,7 @@ class ReaderModule(nn.Module):
     Attributes:
         config: The `Reader` from which the module was built.
         stack: Name of the stack that the reader reads.
-        layers: Numbers of the layers that the reader needs, ascending; 0 is the embeddings.
+        layers: Numbers of the layers that the fusion selects, ascending; 0 is the embeddings.
         info: JSON-ready facts about the reader, such as its scores after training. They are saved with the reader.
         inputs: Facts about the processor with which the reader was trained or loaded. None: not known.
         step: Number of training passes so far. The seed and this number determine the random numbers of dropout.

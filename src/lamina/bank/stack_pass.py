@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 States = dict[str, dict[int, Tensor]]  # stack -> layer -> [batch, tokens, width]
 Inputs = Mapping[str, object]  # keyword arguments of a call of the model: tensors, caches and flags
 Features = Sequence[tuple[Sequence[str], Sequence[Tensor] | Tensor]]  # for each stream its readers' names and features
+OnInnerState = Callable[[Site, int, Tensor], None]
 _FEW = 32  # tokens up to which starting the operations of a head takes longer than computing them
 # Whether a bank runs the model itself. Such a pass is not part of the main job, so no listening reader reads it.
 is_internal: ContextVar[bool] = ContextVar("is_internal", default=False)
@@ -155,22 +156,22 @@ class StackPass:
         else:
             refuse_pairs(self.readers, key)
 
-    def hook(self, hooks: ContextHooks, on_state: OnState, on_start: OnStart) -> None:
-        """Put hooks on the model until `hooks` exits; they call `on_state` and `on_start`.
+    def hook(self, hooks: ContextHooks, on_state: OnState, on_start: OnStart, on_inner_state: OnInnerState) -> None:
+        """Put hooks on the model until `hooks` exits; they call the three functions.
 
-        `on_start(args, kwargs)` is called before the stack runs, `on_state(layer, state)` for each layer that readers
-        need. The hooks also record values that fusions need besides the layers' states: values inside blocks, and the
-        arguments of blocks.
+        `on_start(args, kwargs)` is called before the stack runs, and `on_state(layer, state)` for each layer that
+        readers need. Before that, `on_inner_state(site, layer, state)` gets the values inside the layer's block that
+        fusions need. The hooks also record the arguments of blocks for fusions that need these.
         """
         for reader in self.readers.values():
             if reader.config.fusion.needs_block_inputs:
                 hooks.enter_context(reader.fusion.block_inputs(self.stack))
         for site, stack in self._sites.items():
             layers = [layer for layer, routes in self._routes.items() if site in routes]
-            watch_selected(hooks, stack, layers, partial(self._on_inner_state, site))
+            watch_selected(hooks, stack, layers, partial(on_inner_state, site))
         watch_selected(hooks, self.stack, self.layers, on_state, on_start)
 
-    def _on_inner_state(self, site: Site, layer: int, state: Tensor) -> None:
+    def on_inner_state(self, site: Site, layer: int, state: Tensor) -> None:
         """Store the value `state` that was read at `site` inside the block of `layer`.
 
         The fusions use it once the block's output is computed.
@@ -188,8 +189,8 @@ class StackPass:
             True after the last layer that any reader needs.
 
         Raises:
-            ConfigError: If a layer was skipped, the mask does not have the shape of the state, or a reader of pairs has
-                no tokenizer that separates two texts.
+            ConfigError: If a layer was skipped, the mask does not have the shape of the state, a reader of pairs has no
+                tokenizer that separates two texts, or a fusion reads inside the block and no value of it came.
         """
         self._layers_seen.append(layer)
         if self.layers[len(self._layers_seen) - 1 : len(self._layers_seen)] != [layer]:
@@ -202,7 +203,9 @@ class StackPass:
         segments = None if self._segments is None else self._segments.to(state.device)
         with torch.set_grad_enabled(self.grad):
             for site, routes in self._routes[layer].items():
-                seen = state if site == "output" else self._inside.pop((site, layer))
+                if (seen := state if site == "output" else self._inside.pop((site, layer), None)) is None:
+                    problem = f"a fusion reads '{site}' inside the block of layer {layer}, which was not recorded"
+                    raise ConfigError(f"bank: {problem}. Call the bank itself on the whole text.")
                 view = LayerView(seen, self.real, segments, self._is_padded)
                 for stream, index in routes:
                     stream.step(index, view)
@@ -244,8 +247,9 @@ def _is_batched(
 ) -> bool:
     """Return whether heads with equal settings are computed as one operation on these features, because it is faster.
 
-    On a CPU without gradients (`grad`) it is slower if `real`, the mask, has more than 32 entries: the features of
-    several readers do not fit into the CPU's caches. An export counts as many tokens.
+    With one position per text it always is. With more, on a CPU without gradients (`grad`), it is slower if `real`, the
+    mask, has more than 32 entries: the features of several readers do not fit into the CPU's caches. An export is
+    treated as if there were more than 32.
     """
     if features.shape[-2] == 1 or grad or real.is_cuda:
         return True
@@ -378,7 +382,8 @@ def attach(passes: Sequence[StackPass], batch: Inputs, stop: BaseException | Non
     with ContextHooks() as hooks:
         hooks.callback(is_internal.reset, is_internal.set(True))
         for stack_pass in passes:
-            stack_pass.hook(hooks, partial(on_state, stack_pass), partial(stack_pass.begin, batch))
+            on_start = partial(stack_pass.begin, batch)
+            stack_pass.hook(hooks, partial(on_state, stack_pass), on_start, stack_pass.on_inner_state)
         yield
 
 

@@ -112,9 +112,9 @@ class Watch:
 
     @property
     def asked(self) -> dict[str, float]:
-        """Cascade name -> fraction of the text's tokens (without padding) for which the cascade's second reader ran.
+        """Cascade name -> fraction of the tokens scored so far that the cascade's second monitor scored.
 
-        The prompt and all tokens that the model has read so far count. Raises ConfigError before the first text.
+        With `over="both"` the tokens of the prompt count too. Raises ConfigError before the first text.
         """
         return self._text().asked()
 
@@ -300,7 +300,7 @@ class _WatchedText(GenerationObserver):
         self.is_open = False
 
     def asked(self) -> dict[str, float]:
-        """Return cascade name -> fraction of the tokens (without padding) for which the cascade's second reader ran."""
+        """Return cascade name -> fraction of the scored tokens that the cascade's second monitor scored."""
         counts = zip(self.rows, self._tokens_scored.tolist(), self._is_cascade, strict=True)
         return {name: count / max(1, self._tokens_read) for name, count, is_cascade in counts if is_cascade}
 

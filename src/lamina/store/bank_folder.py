@@ -133,7 +133,9 @@ def save_bank(
         for name in bank:
             _save_reader(bank[name], stage / READERS / name)
         if bank.saves_base:
+            location = location_of(bank.model)
             save(bank.model, stage / BASE, bank.processor)
+            set_location(bank.model, location)  # the stage is no place to load it from
         processor = save_processor(bank.processor, stage, files=not bank.saves_base)
         model_card(bank, title or folder.resolve().name).save(stage / CARD)
         for name, write in files.items():
@@ -188,13 +190,14 @@ def push_bank(
 
     `ReaderBank.push_to_hub` calls this, and documents the arguments, the errors and which files are deleted.
     """
-    api = huggingface_hub.HfApi(token=token)
+    api, location = huggingface_hub.HfApi(token=token), location_of(bank.model)
     try:
         repo_id = api.create_repo(repo, private=private, exist_ok=True).repo_id
         if branch is not None:
             api.create_branch(repo_id, branch=branch, exist_ok=True)
         with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             save_bank(bank, Path(folder) / "bank", title=repo)
+            set_location(bank.model, location)  # not the temporary folder
             commit = api.upload_folder(
                 repo_id=repo_id,
                 folder_path=Path(folder) / "bank",

@@ -58,7 +58,8 @@ def export_reader(bank: ReaderBank, name: str, folder: str | PathLike[str]) -> N
 
     Raises:
         UnknownNameError: If the bank does not have the reader.
-        ConfigError: If the fusion or head cannot be exported, or the model's states are not `[batch, tokens, width]`.
+        ConfigError: If the fusion or head cannot be exported (as a fusion that reads inside the blocks), or the model's
+            states are not `[batch, tokens, width]`.
         StoreError: If the folder cannot be written, or other software wrote files of these names there.
         NotFiniteError: If a weight of the reader holds NaN or infinity.
     """
@@ -114,6 +115,9 @@ def _points(model: nn.Module, stack: LayerStack, layers: list[int]) -> dict[str,
 def fusion_part(name: str, reader: ReaderModule) -> Part:
     """Return the settings and weights of the fusion of reader `name`; ConfigError if it cannot be exported."""
     fusion = reader.fusion
+    if reader.config.fusion.needs_block_inputs:
+        problem = f"reader '{name}' reads inside the blocks, and an exported reader gets only the layers' states"
+        raise ConfigError(f"export_reader: {problem}. Use the bank itself.")
     export = next((function for kind, function in _FUSIONS.items() if isinstance(fusion, kind)), None)
     if export is None or (not fusion.is_token_wise() and not isinstance(fusion, PooledLayersFusion)):
         what = type(reader.config.fusion).__name__ + ("" if export is None else "(positions=True)")

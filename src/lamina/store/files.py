@@ -196,7 +196,7 @@ def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, fo
 
     Args:
         folder: The folder. It is reserved, see `claimed`.
-        names: Names of the files, the mark first.
+        names: Names of the files, the mark first. Files of other names may be written too.
         listed: Names of more files that an earlier save wrote. They are deleted if they are not written again.
         force: Whether to overwrite files even if the mark is missing.
 

@@ -81,8 +81,8 @@ def load(
             `head=None`, there is a warning too. None: the classes that the config names.
         revision: Branch, tag or commit on the hub. None: the main branch.
         dtype: Type of the weights, such as "bfloat16". "auto": the type in which they were saved.
-        new_weights: True: weights that the files lack start at random, with a warning; with `labels`, without one
-            outside of layers and embedding tables, as for a new head. False: StoreError if the files lack weights of a
+        new_weights: True: weights that the files lack start at random. A warning names them; with `labels`, only those
+            of layers and embedding tables, since the head is new. False: StoreError if the files lack weights of a
             layer, or more than half of the model's parameters; a missing head or pooler still starts at random.
 
     Returns:

@@ -281,11 +281,10 @@ def check_files(name: str, config: PretrainedConfig) -> None:
 
 
 def _check_types(path: Path) -> None:
-    """Raise StoreError if weights in a file are integers or booleans, or not at the top level of a `.bin` file.
+    """Raise StoreError if weights in a file are integers or booleans, or if a `.bin` file fails `_tensors_at_top`.
 
-    They are not if a dict inside has more weights, or if there are other objects and no weights. Only the types of
-    names that end in "weight" are checked: GPT-2 and its kin saved their causal masks as "attn.bias". A warning is
-    logged for 8-bit floats. A file that cannot be read is left to transformers.
+    Only the types of names that end in "weight" are checked: GPT-2 and its kin saved their causal masks as "attn.bias".
+    A warning is logged for 8-bit floats. A file that cannot be read is left to transformers.
     """
     types: dict[str, str] = {}
     content: object = {}
@@ -477,8 +476,9 @@ def model_errors(name: str, model_type: str) -> Generator[None]:
 def _model_error(name: str, model_type: str, error: Exception) -> Exception:
     """Return Lamina's error for an error that transformers raised while loading the model `name`.
 
-    ModelNotFoundError if there are no such files, UnsupportedModelError (which names `model_type`) if transformers
-    lacks the family or a package, else StoreError. An error of Lamina's own is returned unchanged.
+    ModelNotFoundError if there is no such model, UnsupportedModelError (which names `model_type`) if transformers lacks
+    the family or a package, else StoreError, also for a file that a folder lacks. An error of Lamina's own is returned
+    unchanged.
     """
     if isinstance(error, LaminaError):
         return error

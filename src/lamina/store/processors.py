@@ -249,8 +249,8 @@ def _differences(
 ) -> dict[str, tuple[object, object]]:
     """Return name -> (known value, present value) for the facts in `names` that differ; a missing value is None.
 
-    Without `names`, the facts that both sides have are compared, and all settings of a tokenizer. The padding token
-    does not count.
+    Without `names`, the facts that both sides have are compared, and for two tokenizers all of `_SET`. The padding
+    token does not count.
     """
     if names is None:
         both = known.keys() & facts.keys()

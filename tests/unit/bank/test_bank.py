@@ -15,6 +15,7 @@ from tests.support.formulas import stir_
 from tests.support.tiny import FAMILIES
 
 from lamina.bank import BankOutput, Reader, ReaderBank, is_read_by_bank
+from lamina.bank.layer_amounts import layer_amounts
 from lamina.editing.freeze import freeze_
 from lamina.editing.insert import insert_
 from lamina.editing.keep import truncate_
@@ -783,6 +784,25 @@ def test_a_missing_state_is_named(bank: ReaderBank, batch: dict[str, torch.Tenso
     for name in ("more", "inside"):
         with pytest.raises(ConfigError, match=rf"bank\.read_states: reader '{name}' needs more of the model's pass"):
             bank.read_states(states, batch, readers=[name])
+
+
+def test_a_fusion_inside_the_blocks_listens_and_has_no_amounts_of_layers(bank: ReaderBank, batch: Any, model: Any):
+    bank.add("inside", Reader(MeanOfFeedForward(), TWO))
+    with bank.listen() as heard:
+        model(**batch)
+    assert torch.equal(heard["inside"].logits, bank(**batch)["inside"].logits)
+    one = {name: value[:1] for name, value in batch.items()}
+    bank.add("mean", Reader(Mean(), TWO))
+    amounts = layer_amounts(bank, ["inside", "mean"], one)
+    assert amounts["inside"] is None
+    assert amounts["mean"].shape == (len(bank["mean"].layers), 7)
+
+
+def test_a_state_inside_a_block_that_was_not_recorded_is_named(bank: ReaderBank, batch: Any):
+    bank.add("inside", Reader(MeanOfFeedForward(), TWO))
+    (stack_pass,) = bank.passes(bank.select(["inside"], "bank"), grad=False)
+    with pytest.raises(ConfigError, match="reads 'ffn' inside the block of layer 0, which was not recorded"):
+        stack_pass.on_state(0, torch.zeros(2, 7, 32))
 
 
 # Labels that are not there

@@ -16,6 +16,7 @@ from lamina.errors import ConfigError
 from lamina.fusion import FUSIONS
 from lamina.fusion.base import Fusion, FusionConfig, WeightedSum
 from lamina.fusion.scalar_mix import ScalarMix
+from lamina.layers.sites import Site
 from lamina.utils import check_range
 
 
@@ -25,6 +26,24 @@ class Own(FusionConfig):
 
     ranges: tuple[int, ...] = (1, 2)
     op: str = "sum"
+
+
+@dataclass(frozen=True)
+class WithBlocks(FusionConfig):
+    needs_block_inputs = True
+
+
+@dataclass(frozen=True)
+class AtSite(FusionConfig):
+    site: Site = "output"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+def test_a_fusion_needs_the_inputs_of_blocks_if_it_says_so_or_reads_inside_them():
+    assert WithBlocks().needs_block_inputs
+    assert WithBlocks.needs_block_inputs is True
+    assert AtSite("ffn").needs_block_inputs
+    assert not AtSite().needs_block_inputs
+    assert not Own().needs_block_inputs
 
 
 def test_settings_of_other_packages_may_have_any_name():

@@ -187,11 +187,16 @@ print(tuple(reader({layer: torch.zeros(5, 32) for layer in reader.layers}).shape
 # Refused exports
 
 
+class MeanOfFeedForward(Mean):
+    site = "ffn"
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
         ((Gated(hidden=4), TAGS), "reader 'r' has the fusion Gated, which is not exported. Use a sum of layers"),
         ((DWAtt(), TAGS), "has the fusion DWAtt"),
+        ((MeanOfFeedForward(), MEAN), "reader 'r' reads inside the blocks, and an exported reader gets only"),
         ((Routing(dim=2, size=8, vectors=4), MEAN), "has the fusion Routing"),
         ((AdaLayers(dim=8, positions=True), MEAN), r"has the fusion AdaLayers\(positions=True\)"),
         ((Mean(), MaskedLM()), "reader 'r' has a head for masked_lm; those that label texts or tokens are exported"),

@@ -17,7 +17,7 @@ from tests.support.stored import logits, save_base, tiny_bank, tiny_model, tiny_
 
 import lamina
 from lamina.bank import Reader, ReaderBank
-from lamina.editing.record import edits
+from lamina.editing.record import edits, location_of
 from lamina.errors import BaseMismatchError, StoreError, UnknownNameError
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
@@ -175,7 +175,9 @@ def test_one_reader_is_taken_into_a_bank_and_no_other_is_fetched(server: Hub):
 def test_a_base_that_readers_carry_is_fetched_for_them_alone(server: Hub):
     bank = ReaderBank(tiny_model(), train_base=True)
     bank.add("own", Reader(Mean(), SequenceClassification(("a", "b"), attention_heads=4)))
+    location = location_of(bank.model)
     push_bank(bank.eval(), "me/bank")
+    assert location_of(bank.model) == location  # not the folder from which it was pushed, which is deleted
     server.asked.clear()
     load_bank("me/bank", tiny_model(), readers=["own"])
     assert not any("base/" in line for line in server.asked)
