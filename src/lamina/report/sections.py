@@ -159,8 +159,8 @@ class DataTable:
 def _packed(cells: Sequence[Cell]) -> dict[str, Sequence[Cell]]:
     """Return the cells of a column in the form that the page's script reads.
 
-    A column with repeated strings becomes {"levels": its distinct values, "codes": for each cell, the index of its
-    value}. All other columns become {"cells": the cells}.
+    A column with a string and repeated values becomes {"levels": its distinct values, "codes": for each cell, the index
+    of its value}. All other columns become {"cells": the cells}.
     """
     if any(isinstance(cell, str) for cell in cells):
         levels = list(dict.fromkeys(cells))

@@ -118,7 +118,7 @@ def _probe_verdicts(study: Study) -> Iterator[str]:
 
 
 def _seeds(study: Study) -> list[int]:
-    """Return the seeds in a study's table. If the table has none, return the seed in the settings; [] without any."""
+    """Return the seeds in a study's table; without a column "seed", the seed in the settings; [] without any."""
     if "seed" in study.table:
         return sorted({int(seed) for seed in study.table["seed"].dropna()})
     seed = study.settings.get("seed")
@@ -425,6 +425,8 @@ def _value_title(rows: Frame, figure: Figure) -> str:
 
 def tables_of(frame: Frame, title: str, axes: Collection[str] = ()) -> list[DataTable]:
     """Return a study's table as a table of the page. If its scores are of several seeds, a table of means comes first.
+
+    There is no table of means if no column tells the rows apart (see `axes`).
 
     Args:
         frame: The table of the study.

@@ -122,7 +122,7 @@ def text_inputs(
 
     Raises:
         ConfigError: If `texts` is empty, has an entry that is neither a text nor a pair, or mixes texts and pairs; if
-            there is no tokenizer; or if the model does not allow `max_length`, or it leaves no room for text.
+            there is no tokenizer; or if the model does not allow `max_length`, or this leaves no room for text.
         StoreError: If the saved tokenizer is damaged.
     """
     listed = texts if isinstance(texts, Sequence) else list(texts)

@@ -229,7 +229,7 @@ class TextsRecipe(Strict):
     Attributes:
         lines: The texts themselves. In YAML, `texts: [...]` is short for it.
         file: A .txt file with one text per line, or a .tsv, .csv, .jsonl or .parquet file; relative to the data folder.
-        column: Column of the file.
+        column: Column of the file; a .txt file has only "text".
         task: Name of one of the recipe's tasks.
         part: Split of the task.
         limit: Maximum number of texts; None: all of them.

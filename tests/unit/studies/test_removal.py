@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,7 @@ from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers import stacks
 from lamina.studies import removal
 from lamina.studies.cutting.removal import skipping, with_predictions
+from lamina.studies.states import lens as lens_module
 from lamina.studies.states.lens import lens
 
 ROWS = [
@@ -181,6 +183,24 @@ def test_a_cell_that_fails_is_in_the_settings_and_all_of_them_an_error(monkeypat
         removal(model, {"mood": one}, processor=tokenizer, seeds=[0], epochs=1)
 
 
+def test_a_perplexity_of_nan_is_a_failed_cell_and_no_conclusion(monkeypatch: pytest.MonkeyPatch):
+    calls = iter(range(9))
+
+    def one_of_nan(*arguments: object, **options: object) -> object:
+        study = lens(*arguments, **options)  # pyright: ignore
+        table = study.table.assign(score=math.nan) if next(calls) == 1 else study.table  # without the first block
+        return replace(study, table=table)
+
+    monkeypatch.setattr(lens_module, "lens", one_of_nan)
+    model, tokenizer = masked_model(), masking_tokenizer()
+    study = removal(model, {"mood": task()}, TEXTS, processor=tokenizer, seeds=[0], epochs=1, new_tokens=0)
+    (failure,) = study.settings["failures"]
+    assert failure["key"] == {"task": "language model", "seed": None}
+    assert "the loss at layer 3 is NaN, so there is no perplexity" in failure["error"]
+    assert set(study.table["task"]) == {"mood"}
+    assert "nan" not in " ".join(study.conclusions)
+
+
 def test_a_proxy_without_spread_is_not_said_to_predict_anything():
     rows = [{"task": "a", "seed": 0, "layer": 0, "blocks": 0, "measure": "accuracy", "score": 0.9}]
     for layer in (1, 2, 3, 4, 5):
@@ -216,6 +236,14 @@ def test_a_drop_whose_interval_holds_0_is_not_a_fact(scores: tuple[float, ...], 
         for layer, score in enumerate((0.9, least, 0.1))
     ]
     assert f"a: least is lost without {end}" in with_predictions(pd.DataFrame(rows))[1][0]
+
+
+def test_a_mae_of_0_has_a_logarithm():
+    scores = {(0, 0): 0.0, (1, 1): 0.0, (2, 1): 1.0}
+    facts = {"task": "a", "seed": 0, "measure": "mae"}
+    rows = [{**facts, "layer": first, "blocks": n, "score": score} for (first, n), score in scores.items()]
+    _, (sentence,) = with_predictions(pd.DataFrame(rows))
+    assert sentence.startswith("a: least is lost without block 1, a rise of log mae of 0.000 ")
 
 
 @pytest.mark.parametrize("measure", ["perplexity", "mae"])

@@ -60,6 +60,7 @@ LANGUAGE, GENERATION = "language model", "generation"  # values of "task" for a 
 SAME = "same_tokens"  # measure of generated text
 PROXIES = ("block_influence", "cka_distance", "nu")
 _PROMPTS, _PROMPT_TOKENS = 32, 8  # maximum number of texts whose first tokens are prompts, and of these tokens
+_LEAST = 1e-12  # a lower score has the logarithm of this one: mae can be 0
 _PROXY_ROWS = 512  # maximum number of validation rows that proxies are measured on
 
 
@@ -433,8 +434,8 @@ def _drops(rows: DataFrame) -> list[_Drop]:
     for seed, by_range in scores.items():
         whole = by_range.pop(BlockRange(0, 0))
         for block_range, score in by_range.items():
-            drop = math.log(score) - math.log(whole) if lower_is_better else whole - score
-            drops.append(_Drop(seed, block_range, drop))
+            after, before = (math.log(max(value, _LEAST)) if lower_is_better else -value for value in (score, whole))
+            drops.append(_Drop(seed, block_range, after - before))
     return drops
 
 
