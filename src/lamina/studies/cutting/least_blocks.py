@@ -404,7 +404,7 @@ class EditPlan(Strict):
 
     Attributes:
         edits: The edits.
-        seed: Seed of random weights and of healing.
+        seed: Seed of random weights, and of what `drop_least_` draws.
         task: The name of a preset, or the keys of a task in a recipe. None: no task; only `drop_least` needs one.
     """
 
