@@ -113,7 +113,10 @@ class GenerateCall:
         self._pads = any(hasattr(criterion, "eos_token_id") for criterion in self._criteria)
 
     def check(self) -> None:
-        """Raise ConfigError if the call decodes in a way in which states cannot be assigned to tokens."""
+        """Raise ConfigError if states cannot be assigned to tokens: with an option in `_REFUSED`, or a self-draft.
+
+        A self-draft is a call in which the model is its own assistant.
+        """
         _check_options(lambda name: getattr(self.config, name, None))
         if self._kwargs.get("assistant_model") is self.model:
             problem = "the model drafts for itself, so that the readers' outputs would be wrong"

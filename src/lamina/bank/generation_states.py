@@ -171,9 +171,9 @@ class GenerationStates:
     def _check_tokens(self, count: int, ids: object) -> None:
         """Raise ConfigError if this pass does not have one state per token that it read.
 
-        `count` is the number of tokens in the states. `ids` are the token ids `[rows, tokens]` that the model read. If
-        `ids` is no tensor (embeddings were read), only the first pass is checked: it may read at most the prompt. With
-        an assistant, that limit does not hold.
+        `count` is the number of tokens in the states. `ids` are the token ids `[rows, tokens]` that the model read. The
+        first pass may read at most the prompt, unless an assistant drafts. If `ids` is no tensor (embeddings were
+        read), nothing else is checked.
         """
         expected = ids.shape[1] if isinstance(ids, Tensor) else count
         if self._passes == 1 and not self.call.assisted:  # the first pass reads the prompt, or a piece of it

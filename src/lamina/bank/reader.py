@@ -383,6 +383,7 @@ class BankOutput:
     def clear(self) -> None:
         """Drop all outputs. In `bank.listen`, the readers then read the model's next pass."""
         self.readers.clear()
+        self.missing = dict.fromkeys(self.missing, "no pass has run since its outputs were cleared")
         self.loss = self.main = None
 
     def __getitem__(self, name: str) -> ReaderOutput:

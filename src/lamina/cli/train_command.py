@@ -261,7 +261,7 @@ def _runs_row(rows: Sequence[JSONObject]) -> tuple[object, ...]:
     """Return the row of the table of runs (see `print_estimate`) for all settings of one task and method.
 
     Runs and operations are added up. Any other number is shown once if all settings share it, else as "lowest to
-    highest". A setting is shown with its value, or with the number of its values.
+    highest". A setting with one value is shown as "key=value", one with several as "3 x key".
     """
     from lamina.recipes.estimate import readable
 

@@ -21,9 +21,10 @@ def json_rows(path: Path, lines: Numbered[str]) -> Numbered[Record]:
     The entries of an array are numbered from 1. A line or entry that is not an object, or a line with a key twice, is
     replaced by a DataError. `lines` are those of `read_lines`; `path` is for messages.
 
-    A file whose first line begins with "[" is read whole, as an array. This fails if it is not one, an object has a key
-    twice, a line cannot be read, or there are more than `MAX_BYTES` (67 million) characters. The file is then read line
-    by line if its first line is a list or its second an object; otherwise the iterator raises DataError.
+    A file whose first line begins with "[" is read whole, as an array. This fails if the file is no array, an object
+    has a key twice, a line cannot be read, or there are more than `MAX_BYTES` (67 million) characters. After a failure,
+    a file whose first filled line alone is a list, or whose second is an object, is read line by line. For any other
+    file, the iterator raises DataError.
     """
     filled = (line for line in lines if isinstance(line[1], DataError) or line[1].strip())
     held = list(islice(filled, 1))

@@ -75,6 +75,7 @@ class RecordedStates:
     Args:
         folder: The folder.
         manifest: The contents of `states.json`. The files are checked against it; DataError if one does not fit.
+            Parquet files are unpacked to temporary files; StoreError if the disk is too small for them.
 
     Attributes:
         lengths: Array with the number of tokens of each row; 1 if states are pooled and the manifest names no file.

@@ -102,9 +102,16 @@ def split_pairs(
         seed: Seed of the shuffle.
         sizes: Number of pairs for "train", "validation" and "test". A split is smaller if there are not enough pairs.
         elsewhere: Lower-case words of sentences from templates; entities of validation and test contain none of them.
-        excluded: Lower-case words; pairs that contain one of them are left out.
+        excluded: Lower-case words; pairs that contain one of them are left out, and so are pairs with a sentence of an
+            earlier pair.
     """
-    usable = [pair for pair in pairs if not pair.words() & excluded]
+    usable: list[Pair] = []
+    sentences = set[str]()
+    for pair in pairs:
+        own = {row["text"].lower() for row in pair.rows()}
+        if not pair.words() & excluded and sentences.isdisjoint(own):
+            usable.append(pair)
+            sentences |= own
     random.Random(f"{seed}/written").shuffle(usable)
     count = Counter(word for pair in usable for word in pair.words())
     named = [pair for pair in usable if pair.names]

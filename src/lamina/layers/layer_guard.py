@@ -185,8 +185,8 @@ class WeightGuard:
 
     Torch counts the changes of a tensor in place (`_version`). Optimizers with `fused=True` do not count, so the steps
     of all optimizers are observed too. A write through `weight.data` or NumPy is not counted. So each call of `change`
-    also compares one number of each weight on the CPU, at one of four places in turn. `is_rewritten` compares all
-    numbers. Offloaded weights are left out, because every pass moves them.
+    also compares one number of each weight that lies on the CPU, at one of four places in turn. `is_rewritten` compares
+    a checksum of all weights. Offloaded weights are left out, because every pass moves them.
 
     `paths` is module -> its path in the model.
 

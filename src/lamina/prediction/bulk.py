@@ -131,7 +131,7 @@ def predict_file(  # noqa: PLR0913
             of similar length as have 2,048 tokens together (16,384 on a GPU), at most 512; for other files 32.
         chunk_rows: Number of rows that are read, sorted by length and written at a time.
         add_prefix_space: Put a space before every text if the tokenizer needs one to read the first word as it reads
-            any other word. False: only for readers that were trained with this option.
+            any other word. False: it is put only for readers that were trained with this option.
         prefix: Text that is put before every text to summarise or translate. "": none.
         max_target_length: Maximum number of tokens to generate per example.
         num_beams: Number of beams for generating. 1: greedy decoding.

@@ -97,7 +97,7 @@ def calibrate(  # noqa: PLR0913
         max_length: Tokens per window. None: as in training.
         stride: Tokens that two neighbouring windows share. None: as in training.
         add_prefix_space: Put a space before every text if the tokenizer needs one to read the first word as it reads
-            any other word. False: do so only for readers that were trained with this option.
+            any other word. False: it is put only for readers that were trained with this option.
         precision: "float32", or "bfloat16" or "float16" for mixed precision.
         progress: Show a progress bar.
 

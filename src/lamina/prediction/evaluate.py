@@ -121,7 +121,7 @@ def evaluate(  # noqa: PLR0913
             most that the model allows.
         stride: Tokens that two neighbouring windows share. None: as in training, else a quarter of a window.
         add_prefix_space: Put a space before every text if the tokenizer needs one to read the first word as it reads
-            any other word. False: only for readers that were trained with this option.
+            any other word. False: it is put only for readers that were trained with this option.
         precision: "float32", or "bfloat16" or "float16" for mixed precision.
         prefix: Text that is put before every text to summarise or translate. "": none.
         max_target_length: Maximum number of tokens to generate per example.

@@ -68,12 +68,12 @@ def predict(  # noqa: PLR0913
 ) -> list[Answers]:
     """Predict with the readers of a bank, which share every pass, or with a whole model.
 
-    A text is too long if it has more tokens than the texts that the readers were trained on (`max_length` of `fit`),
-    or if that is not known, than the model allows. Readers that predict one thing per text read only the start of it
-    (the end, if the tokenizer truncates on the left); readers that predict per token read it in overlapping
-    windows. In a pair of texts, readers that predict per token label the second text. Masked language modelling fills
-    in the mask tokens of a text, such as "[MASK]". Causal language modelling continues a text or a chat, and leaves out
-    the start of one that is too long. Warnings count examples that are blank or too long.
+    A text is too long if it has more tokens than `max_length` in the readers' training or, if that is not known, than
+    the model allows. Readers that predict one thing per text read only the start of it (the end, if the tokenizer
+    truncates on the left); readers that predict per token read it in overlapping windows. In a pair of texts, readers
+    that predict per token label the second text. Masked language modelling fills in the mask tokens of a text, such as
+    "[MASK]". Causal language modelling continues a text or a chat, and leaves out the start of one that is too long.
+    Warnings count examples that are blank or too long.
 
     Args:
         bank_or_model: A bank, or a whole model. Or the folder or hub id of a saved bank or model, which is loaded, on a
@@ -88,15 +88,16 @@ def predict(  # noqa: PLR0913
             `model.name_or_path`.
         batch_size: Rows per pass. A row is a window of tokens, an image or an audio clip.
         add_prefix_space: Put a space before every text if the tokenizer needs one to read the first word as it reads
-            any other word. False: only for readers that were trained with this option.
+            any other word. False: it is put only for readers that were trained with this option.
         prefix: Text that is put before every text to summarise or translate. "": none.
         max_target_length: Maximum number of tokens to generate per example.
         num_beams: Number of beams for generating. 1: greedy decoding.
         length_penalty: Exponent of the length in beam search; above 0 prefers longer texts.
         num_workers: Number of processes that prepare batches. 0: this process prepares them.
         backend: What computes a bank's answers on a CPU. "torch": PyTorch. "onnx": ONNX Runtime; the bank is exported
-            on first use. "int8": the quantised graph that `lamina export --int8` wrote into the bank's folder. "auto":
-            ONNX Runtime if a fitting export is in the bank's folder; otherwise PyTorch.
+            on first use, into its folder if that can be written. "int8": the quantised graph that `lamina export
+            --int8` wrote into the bank's folder. "auto": ONNX Runtime if a fitting export is in the bank's folder;
+            otherwise PyTorch.
         progress: Show a progress bar on standard error.
 
     Returns:

@@ -199,8 +199,8 @@ def _other_progress_bars(*, show: bool) -> Iterator[None]:
 def _table_files(run: RecipeResult, folder: Path | None) -> Files:
     """Return file name -> function that writes this file of a recipe's results to a path, for each name in `TABLES`.
 
-    The report takes over the list of drawn files from an earlier report in `folder`. Without a folder, or a report in
-    it, it stays as it is.
+    The report takes over the list of drawn files from an earlier report in `folder`. If there is no
+    folder or no earlier report, the new report is written unchanged.
     """
     report = run.report if folder is None else with_drawn_files(run.report, folder)
     writers: tuple[Callable[[Path], None], ...] = (

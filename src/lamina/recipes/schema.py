@@ -465,7 +465,10 @@ def method_grid(recipe: Recipe, task: str, method: str) -> Grid:
 
 
 def _grid_keys(recipe: Recipe) -> list[str]:
-    """Return the full keys (see `method_grid`) of the grids of all methods on all tasks; a key may occur repeatedly."""
+    """Return the full keys (see `method_grid`) of the grids of all methods on all tasks; a key may occur repeatedly.
+
+    Raises the errors of `method_grid`.
+    """
     pairs = [(task, method) for task, body in recipe.tasks.items() for method in recipe.methods or body.readers]
     return [key for pair in pairs for key in method_grid(recipe, *pair)]
 

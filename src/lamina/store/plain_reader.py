@@ -161,7 +161,7 @@ class PlainReader(nn.Module):
     def _projected(self, states: Sequence[Tensor]) -> Tensor:
         """Fuse as AdaLayers or SingleLayer, to `[tokens, dim]`: GELU, projection and layer norm, then the weighted sum.
 
-        If "activation" is set, the result is the GELU of the sum.
+        If "activation" is set, a GELU follows the sum too.
         """
         parts = list[Tensor]()
         for state, matrix, weight in zip(states, self._rows("projection"), self._rows("weights"), strict=True):

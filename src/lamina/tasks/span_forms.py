@@ -218,10 +218,10 @@ def _mark(span: object, default: str) -> SpanMark:
 def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
     """Return the span that a JSON object describes, with the label `default` if it has none.
 
-    An object with a text, and without start and end, gives a span without edges. The text may also be under "entity",
-    with the label under "type" or "label", as language models write spans; with start or end, "entity" is a label.
-    Otherwise start and end must be whole numbers. Raises SpanError if they are not, or if the label or the place may be
-    under an unknown key. `_label` raises errors about labels.
+    An object with a text, and without start and end, gives a span without edges. In {"entity": "Lima", "type": "LOC"},
+    as language models write spans ("label" for "type" too), "entity" is the text; beside a start, an end or another
+    text it is a label. Otherwise start and end must be whole numbers. Raises SpanError if they are not, or if the label
+    or the place may be under an unknown key. `_label` raises errors about labels.
     """
     fields: Mapping[str, object] = span
     if isinstance(span.get("value"), Mapping):  # Label Studio, whose "type" beside it is the type of the form

@@ -109,8 +109,8 @@ def _tag_name(mark: object, labels: Sequence[str], by_id: Sequence[str], *, are_
     """Return the name of a tag in a file; None for -100, which marks a word without a label.
 
     A tag may be the index of a label in `by_id`, which is () if one of `labels` is a number itself. A text is an index
-    only with `are_ids`, that is, if all tags of the table are numbers. Raises LabelCellError if the tag is neither an
-    index nor a name.
+    only with `are_ids`, that is, if all tags of the table are numbers. Any other text or whole number is a name, also
+    one that is not in `labels`. Raises LabelCellError for other values, as `class_name` does.
     """
     if isinstance(mark := plain(mark), list | Mapping):
         raise LabelCellError(shown(mark), "; every word has one tag, a name or a number.")

@@ -83,11 +83,11 @@ class Task:
     columns: Mapping[str, str | int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Look up the kind if its name was passed, and the label that `positive` names.
+        """Replace the name of a kind by the kind, and `positive` by the label that it names (`named_class`).
 
         Raises:
             UnknownNameError: If no such kind is registered, or there is no such class.
-            ConfigError: If `positive` is set and there are not two classes, or it cannot name a class.
+            ConfigError: If `positive` is set and rows do not have one of two classes, or it cannot name a class.
         """
         if isinstance(self.kind, str):
             object.__setattr__(self, "kind", kind_of(self.kind))

@@ -51,7 +51,7 @@ class WordGroup(NamedTuple):
         token: Id of the token; -1 for a dropped word.
         place: The token's window and its position there; None for a dropped word.
         text: Index of the text.
-        written: A negative number that stands for the characters of several words; else 0.
+        written: For several words, a checksum of their characters as a number below -1; else 0.
     """
 
     first: int

@@ -269,14 +269,14 @@ def expand_into(
     rates: Mapping[str, float],
     epochs: Mapping[str, int],
 ) -> dict[str, RunSpec]:
-    """Add the readers of grids to a bank, in place. The templates stay in the bank.
+    """Add the readers of grids to a bank, in place. The templates stay. After an error, the bank is as it was.
 
     Args:
         bank: The bank.
         names: Names of the readers that are trained, templates among them.
         grid: Name of a template -> its grid; see `expand`.
-        rates: Reader name -> learning rate, for readers whose grid sets none.
-        epochs: Reader name -> number of epochs, for readers whose grid sets none.
+        rates: Name in `names` -> learning rate. Readers of a grid that sets none get the rate of their template.
+        epochs: Name in `names` -> number of epochs, as `rates`.
 
     Returns:
         Reader name -> its `RunSpec`, for every reader that is trained. Templates are not among them.
@@ -284,7 +284,7 @@ def expand_into(
     Raises:
         UnknownNameError: If `grid` has a template that is not in `names`, or a key or a name in a value does not exist.
         ConfigError: If a grid is not valid, the name of one of its readers is taken, or a reader cannot be built, for
-            example because its cutoff (`AdaLayers`) would remove every layer. The bank is then as it was.
+            example because its cutoff (`AdaLayers`) would remove every layer.
     """
     names = list(names)
     if not isinstance(grid, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]

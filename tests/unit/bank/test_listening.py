@@ -181,6 +181,8 @@ def test_a_hand_written_decoding_loop_is_refused():
         out = bank.model(**batch, use_cache=True)
         assert torch.equal(outputs["r"].logits, bank(**batch)["r"].logits)
         outputs.clear()
+        with pytest.raises(ConfigError, match="no pass has run since its outputs were cleared"):
+            outputs["r"]
         with pytest.raises(ConfigError, match="a pass continues from a cache of tokens outside generate"):
             bank.model(input_ids=batch["input_ids"][:, :1], past_key_values=out.past_key_values)
 

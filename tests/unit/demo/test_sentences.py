@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections import Counter
@@ -60,6 +61,14 @@ def test_they_are_many_and_of_every_kind():
 def test_parts_have_the_sizes_asked_for_and_no_pair_in_common(split):
     assert {part: len(pairs) for part, pairs in split.items()} == {"train": 5000, "validation": 300, "test": 300}
     assert len({pair for pairs in split.values() for pair in pairs}) == 5600
+
+
+def test_a_pair_that_repeats_a_sentence_is_left_out():
+    first, second = PAIRS[:2]
+    mixed = dataclasses.replace(second, good=first.good.upper())
+    sizes = {"train": 9, "validation": 0, "test": 0}
+    parts = demo.split_pairs([first, second, first, mixed], 0, sizes, elsewhere=words(), excluded=held_out_names())
+    assert sorted(parts["train"], key=[first, second].index) == [first, second]
 
 
 def test_names_are_as_frequent_in_each_part(split):

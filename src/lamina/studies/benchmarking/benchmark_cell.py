@@ -105,7 +105,8 @@ def cell_portion(folder: Path, name: str, point: float | None, settings: CellSet
     """Read the data set `name`, and draw the rows to train on and to score.
 
     `point` is the number of training rows in the setting "scarce", the share of the positive class in "imbalance", else
-    None. In "shift", the scored rows are those of the set's shifted version. Raises DataError if the set is missing,
+    None: as many rows as possible are trained on, half of them positive; see `portion`. In "shift", the scored rows are
+    those of the set's shifted version. Raises DataError if the set is missing,
     damaged or too small.
     """
     data = read_set(folder, name)
