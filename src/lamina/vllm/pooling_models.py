@@ -111,14 +111,9 @@ class TextReaders:
 
 
 def _check_readers(bank: ReaderBank, _stack: LayerStack, layout: Layout) -> None:
-    """Raise ConfigError if a reader cannot run in a pooling engine.
-
-    That is so if it reads inside blocks, or has a head that is not for sequence or token classification.
-    """
+    """Raise ConfigError if a reader has a head that is not for sequence or token classification."""
     for name in layout.readers:
-        fusion, head = bank[name].config.fusion, bank[name].config.head
-        if fusion.needs_block_inputs:
-            raise ConfigError(f"vllm: reader '{name}' reads inside the blocks, where an engine does not. Leave it out.")
+        head = bank[name].config.head
         if not isinstance(head, SequenceClassification | TokenClassification):
             raise ConfigError(
                 f"vllm: reader '{name}' has a head of the kind {head.kind} for a vocabulary. Leave it out."

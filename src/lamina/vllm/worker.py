@@ -295,8 +295,8 @@ def load_bank(
 
     The model is loaded with transformers for the check, and its weights are freed afterwards. `check`, called with the
     bank, the stack and `layout`, raises an error if the readers cannot run. Raises ConfigError if they read several
-    stacks, or one of them compares two texts; and the errors of `lamina.load` and `ReaderBank.from_pretrained`, such as
-    StoreError and BaseMismatchError.
+    stacks, or one of them compares two texts or reads inside the blocks; and the errors of `lamina.load` and
+    `ReaderBank.from_pretrained`, such as StoreError and BaseMismatchError.
     """
     config = runner.model_config
     model, processor = load(config.model, revision=config.revision, dtype=layout.manifest.base.dtype)
@@ -307,6 +307,8 @@ def load_bank(
         raise ConfigError(f"vllm: the readers read several stacks ({', '.join(sorted(stacks))}); an engine has one.")
     if pairs := [name for name in names if bank[name].config.fusion.reads_pairs]:
         raise ConfigError(f"vllm: reader '{pairs[0]}' tells two texts apart, which an engine does not. Leave it out.")
+    if inside := [name for name in names if bank[name].config.fusion.needs_block_inputs]:
+        raise ConfigError(f"vllm: reader '{inside[0]}' reads inside blocks, where an engine does not. Leave it out.")
     stack = bank.stacks[stacks.pop()]
     check(bank, stack, layout)
     cast("nn.Module", bank.model).to("meta")

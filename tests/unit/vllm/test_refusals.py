@@ -15,6 +15,7 @@ from tiny import FAMILIES
 
 from lamina import (
     AdaLayers,
+    ExtraLayers,
     PairedLayers,
     PooledLayers,
     Reader,
@@ -155,6 +156,13 @@ def test_a_reader_of_the_second_text_is_refused(tmp_path: Path):
     layout, runner = saved(tmp_path, "llama", Reader(PooledLayers(dim=8, heads=2, queries=1, over="second"), head))
     for check in (_check_readers, pooling_models._check_readers):
         with pytest.raises(ConfigError, match="reader 'it' tells two texts apart"):
+            load_bank(layout, runner, check)
+
+
+def test_a_reader_inside_the_blocks_is_refused(tmp_path: Path):
+    layout, runner = saved(tmp_path, "llama", Reader(ExtraLayers(), MEAN))
+    for check in (_check_readers, pooling_models._check_readers):
+        with pytest.raises(ConfigError, match="reader 'it' reads inside blocks, where an engine does not"):
             load_bank(layout, runner, check)
 
 
