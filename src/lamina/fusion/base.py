@@ -93,19 +93,21 @@ class FusionConfig:
 
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, Field[object]]]
+        needs_block_inputs: ClassVar[bool]  # not a property, so that type checkers let a subclass set it
+    else:
+
+        @property
+        def needs_block_inputs(self) -> bool:
+            """Whether the fusion needs more of the model's pass than stored states: if `site` is not "output".
+
+            A subclass whose module needs the arguments of the model's blocks sets it to True.
+            """
+            return self.site != "output"
 
     def __post_init__(self) -> None:
         check_settings(fusion_name(self), self, self._ranges)
         if isinstance(layers := getattr(self, "layers", None), list | range):  # JSON has no tuples
             object.__setattr__(self, "layers", tuple(layers))
-
-    @property
-    def needs_block_inputs(self) -> bool:
-        """Whether the fusion needs more of the model's pass than stored states: by default, if `site` is not "output".
-
-        A subclass whose module needs the arguments of the model's blocks sets it to True.
-        """
-        return self.site != "output"
 
     def selector(self) -> Selector:
         """Return the selector of the layers that are read: the field `layers`, if a subclass does not override it."""

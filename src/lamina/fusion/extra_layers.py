@@ -56,7 +56,7 @@ class ExtraLayers(FusionConfig):
 
     _ranges: ClassVar = {"n": Range(1, 1000)}
     layers: ClassVar[int] = -1
-    needs_block_inputs: ClassVar[bool] = True  # pyright: ignore[reportIncompatibleMethodOverride]
+    needs_block_inputs: ClassVar[bool] = True
 
     n: int = 1
 
