@@ -252,7 +252,7 @@ class ReaderBank(ReaderCollection):
         Args:
             monitor: The monitor; its readers must be in the bank.
             batch: Keyword arguments for the model, such as `input_ids`.
-            mask: `[batch, tokens]`, True at the tokens to score; padding is never scored. None: all other tokens.
+            mask: `[batch, tokens]`, True at the tokens to score. None: all tokens. Padding is never scored.
 
         Returns:
             `[batch, tokens]` in float64, on the CPU. Tokens that are not scored repeat the score before them, NaN at

@@ -170,7 +170,7 @@ def weight_problem(
         missing: Names of its weights that were not saved.
         unexpected: Names of saved weights that it lacks.
         exact: Whether it has the class of the saved model. Then all weights must fit, except a backbone's pooler.
-            Otherwise only the parts that contain layers must fit.
+            Otherwise only inserted layers, and the parts that contain layers, must fit.
     """
     is_backbone = model.base_model is model
 
