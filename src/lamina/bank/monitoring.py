@@ -196,7 +196,7 @@ def scores_of_monitors(
         mask: True at the tokens to score. None: all tokens except padding.
         finished: Whether the texts are complete, so that models whose states change with later tokens are allowed too.
             In such a model, each score depends on the whole text.
-        on_features: Called with reader name -> features `[batch, tokens, dim]`. None: not called.
+        on_features: Called once with a dict, reader name -> features `[batch, tokens, dim]`. None: not called.
 
     Raises:
         LaminaError: The errors of `ReaderBank.monitor_scores`.

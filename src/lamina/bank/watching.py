@@ -100,8 +100,8 @@ class Watch:
     def flagged_at(self) -> dict[str, list[int | None]]:
         """Monitor name -> index of the first flagged token of each sequence, None if no token of it was flagged.
 
-        Index 0 is the first new token, and -1 the last token of the prompt. The list is empty until a token was read.
-        Raises ConfigError before the first text.
+        Index 0 is the first new token. With `over="both"`, tokens of the prompt count back from -1, its last. The list
+        is empty until a token was read. Raises ConfigError before the first text.
         """
         text = self._text()
         rows = 0 if text.flags is None else text.flags.shape[1]

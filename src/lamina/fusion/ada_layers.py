@@ -127,8 +127,9 @@ class _ProjectedStream(Stream):
     def _collects(self, state: Float[Tensor, "batch tokens width"]) -> bool:
         """Return whether `step` only stores each layer's `state`, so that `finish` projects all layers at once.
 
-        That is faster for up to `FEW` tokens, on a GPU for up to `KEPT_ON_GPU` elements of states and of features. It
-        is not done for SingleLayer, with dropout or gradients, or in an export, where the number of tokens is unknown.
+        That is faster on a CPU for up to `FEW` tokens, and on a GPU if neither the states nor the features of all
+        layers have more than `KEPT_ON_GPU` elements. It is not done for SingleLayer, with dropout or gradients, or in
+        an export, where the number of tokens is unknown.
         """
         layers = len(self._members[0].projection)
         if layers == 1 or self._p > 0 or torch.is_grad_enabled() or torch.compiler.is_exporting():
@@ -219,7 +220,7 @@ class ProjectedFusion(Fusion):
         """
 
     def weights(self) -> Float[Tensor, " layers"]:
-        """Return this fusion's weight of each layer in the sum, with gradient."""
+        """Return this fusion's weight of each layer in the sum, with gradient if it is trained."""
         return self.weights_of([self])[0]
 
     def is_token_wise(self) -> bool:
@@ -227,7 +228,7 @@ class ProjectedFusion(Fusion):
         return not self.config.positions
 
     def active_layers(self) -> tuple[int, ...]:
-        """Return the indices of the layers whose weight is not 0."""
+        """Return the indices, among the selected layers and from 0, of those whose weight is not 0."""
         return nonzero_indices(self.weights().detach())
 
 

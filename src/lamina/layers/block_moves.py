@@ -74,8 +74,9 @@ def names_after(name: str, path: str, order: Sequence[int], first: Sequence[str]
     """Return the new names of a parameter after the blocks at `path` were put in the order `order`.
 
     `order` has the blocks' old numbers, from 1. There are several names if the parameter's block was copied, and none
-    if the block was dropped. A parameter outside these blocks keeps its name. Parameters of the parts `first` (paths
-    relative to a block) move to the new first block, whatever `order` says.
+    if the block was dropped. A parameter outside these blocks keeps its name. The parts `first` (paths
+    relative to a block, perhaps with wildcards) exist in the first block only; their parameters stay there, whatever
+    `order` says.
     """
     if not name.startswith(f"{path}."):
         return [name]

@@ -276,7 +276,9 @@ def _find_stacks(model: nn.Module) -> dict[str, LayerStack]:
 
 
 def _input_pairs(model: nn.Module) -> list[tuple[Probe, Probe]]:
-    """Return one or two pairs of inputs of different lengths; the second pair is for models that reject the first.
+    """Return one or two pairs of inputs; the second pair is for models that reject the first.
+
+    The texts, or the audio, of a pair have different lengths.
 
     Raises NoInputError if no input can be made.
     """

@@ -41,9 +41,9 @@ def preserve_randomness(**fork_options: object) -> Generator[None]:
 def preserve_model(model: nn.Module) -> Generator[None]:
     """Run a model in eval mode inside the `with` block, without gradients, autocast and compiled code; then restore it.
 
-    Some models change themselves when they are called, as BigBird does on short inputs. So modes, parameters, buffers
-    and their values, submodules, hooks and plain attributes are restored, and the global random generators too. If the
-    model has a `pass_lock`, it is held exclusively: other threads' passes wait.
+    Some models change themselves when they are called, as BigBird does on short inputs. So modes, buffers with their
+    values, parameters (not their values), submodules, hooks and plain attributes are restored, and the global random
+    generators too. If the model has a `pass_lock`, it is held exclusively: other threads' passes wait.
 
     RWKV rescales its weights in place in its first pass in eval mode, and records that in a plain attribute. Weights
     are not copied and cannot be restored, so after such a pass numbers and flags of the modules are not restored

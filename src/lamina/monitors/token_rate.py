@@ -81,8 +81,8 @@ class TokenRateTest:
     def _chosen_stakes(self, lengths: Float[np.ndarray, " texts"], confidence: float) -> Float[np.ndarray, " texts"]:
         """Return the stake of each text: the fraction of the wealth that the gambler bets at this text.
 
-        With this stake, the test would pass at the highest number of alarms if all texts were as long as those before
-        this one. `lengths` are the texts' lengths in the order of the bets.
+        It is the stake that would allow the most alarms if every text had the mean length of the texts before this one
+        (for the first text: a guess, `_GUESS`). `lengths` are the texts' lengths in the order of the bets.
         """
         count, needed = len(lengths), -math.log1p(-confidence)
         before = _WEIGHT * _GUESS + np.concatenate([[0], np.cumsum(lengths)[:-1]])

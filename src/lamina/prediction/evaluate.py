@@ -196,7 +196,9 @@ def evaluate(  # noqa: PLR0913
 
 
 def _more(results: Results, metrics: Sequence[str], *, per_class: bool, errors: int, compared: bool) -> JSONObject:
-    """Return the extra entries of a reader's scores: "per_class", "errors" and those of a comparison in `metrics`.
+    """Return the extra entries of a reader's scores: "per_class" and "errors".
+
+    With `compared` also those of `results.compare(metrics)`, a comparison with a constant answer.
 
     `results` are the reader's outputs. At most `errors` wrong answers are listed. {} without any option.
     """
@@ -411,8 +413,8 @@ def tasks_of_file(
 def _columns_there(path: str | Path, learnt: Mapping[str, str | int]) -> dict[str, str | int]:
     """Return `learnt` (key -> column) without the keys "text" and "label" whose column is not found in a file.
 
-    A column given by number counts as found. If the file at `path` cannot be read here, no error is raised, and columns
-    not seen so far count as not found.
+    A column given by number counts as found, and so does "a.b" if the file has "a". If reading the file at `path`
+    fails, no error is raised, and columns that did not occur before the failure count as not found.
     """
     names, wanted = set[str](), {name for key, name in learnt.items() if key in ("text", "label")}
     with suppress(DataError):  # `Task.from_files` reads more formats, or raises the error

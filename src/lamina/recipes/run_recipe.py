@@ -275,10 +275,11 @@ class _Session:
 
         Args:
             specs: Name -> run: readers that share passes, or a single run.
-            output: Folder for the bank or model, the checkpoints and the tables. None: none of them is written.
+            output: Folder for the bank or model, the checkpoints and the tables. None: none of them is written,
+                except the checkpoints of a separate run.
             separate: The files of separate runs, if this is one of them. If so, the run has its own checkpoints,
-                resumes from the last of them, and passes its model on to be saved. None: readers share the run, or
-                there is no output folder.
+                resumes from the last of them, and passes a fine-tuned model on to be saved (a bank is not saved). None:
+                readers share the run, or there is no output folder.
         """
         tasks = {name: self.tasks[spec.task][spec.repeat] for name, spec in specs.items()}
         options = {name: FitOptions.of(spec.options) for name, spec in specs.items()}

@@ -105,7 +105,8 @@ class OnnxFacts(SavedFacts):
         model_type: The model's family.
         inputs: Names of the inputs, integers `[batch, tokens]`.
         outputs: Output name -> facts.
-        max_difference: Largest difference to PyTorch that was measured.
+        max_difference: Largest difference to PyTorch that was measured, before any quantisation; relative for an output
+            with values above 1.
         files: All files of the export, without `onnx.json`.
         sha256: Hash of the graph's files, see `hash_of_graph`; None in exports of earlier versions.
         int8: Task -> its scores in PyTorch and in the quantised graph; None if the graph is not quantised.

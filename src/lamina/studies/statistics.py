@@ -480,7 +480,7 @@ def _mcc(totals: Array) -> Array:
 def _correlation(totals: Array) -> Array:
     """Return Pearson's correlation `[...]` from sums of x, y, x², y², xy and 1 over rows, `[..., 6]`.
 
-    It is 0 if all x, or all y, are equal.
+    It is 0 if all x, or all y, are equal or nearly so.
     """
     x, y, xx, yy, xy, n = np.moveaxis(totals, -1, 0)
     varies = np.sqrt(np.clip(xx - x * x / n, 0, None) * np.clip(yy - y * y / n, 0, None))

@@ -364,10 +364,12 @@ class Kind(ABC, Generic[InputsT]):
             tables: Split name -> table, as `read` or `from_rows` returned it.
 
         Returns:
-            A copy of `spec` with columns, labels and problem type filled in; and split name -> examples with labels.
+            A copy of `spec` with columns, labels and problem type filled in; and split name -> examples with labels,
+            without splits whose labels are secret (a warning names them).
 
         Raises:
-            DataError: If a column is missing or a cell has a wrong form. The message names file, row and column.
+            DataError: If a column is missing, a cell has a wrong form, or a row lacks a label and `spec.missing_labels`
+                does not allow that. The message names file, row and column.
             ConfigError: If labels in `spec` do not fit the kind or the data.
         """
 

@@ -40,8 +40,8 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
     `spec.missing_labels` says how: "drop" removes them, "error" and "ignore" raise DataError, and "mask" keeps them in
     `Table.whole`, from which the examples are made (see `with_gaps`). None: "mask" if the kind allows it and
     another column looks like the labels of another task (see `label_columns`), else "error". Rows that an annotator
-    rejected, skipped or did not finish (see `skipped_rows`) have no label either; for them None means "drop", and
-    "ignore" is like "mask".
+    rejected, skipped or did not finish (see `skipped_rows`) count as rows without a label, whatever their cell holds.
+    For them None means "drop", and "ignore" means "mask".
 
     A label is missing if the cell is None, NaN or blank, or a text such as "NA" or "null" that is not among
     `spec.labels`. A list with a missing entry counts as missing too. Splits that `with_labels` leaves out are left out

@@ -134,7 +134,10 @@ class Split:
 
     @cached_property
     def strata(self) -> Column | None:
-        """Class ids of each example in all label columns of the source; None if unknown."""
+        """For each example a tuple of class numbers over all label columns of the source; None if unknown.
+
+        `strata_of` counts these classes; they are not the ids in `labels`.
+        """
         return None if self._strata is None else Column(self._strata, ["strata"], _as_tuple)
 
     @cached_property

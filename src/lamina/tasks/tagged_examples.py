@@ -204,8 +204,9 @@ def span_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSp
 
     Every word that shares a character with a span is tagged. `span_forms` describes the forms of spans; if a span is a
     text, it is labelled wherever it occurs as whole words, or else wherever it occurs. The spans of a pair are in its
-    second text. `spec.labels` may have labels of spans in place of tags. Spans without a label get the only label that
-    it has, or else "span". A warning says if no training row has a span.
+    second text. `spec.labels` may have labels of spans in place of tags. Spans without a label get
+    the label in `spec.labels` if that has only one, or else "span". Rows and splits without labels are treated as in
+    `labelled`. A warning says if no training row has a span.
 
     Returns:
         `spec` with the tags as labels, and split name -> examples.

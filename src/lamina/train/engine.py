@@ -438,7 +438,10 @@ class Engine:
 
 
 def _has_frozen_statistics(module: nn.Module) -> bool:
-    """Return whether a module is a batch norm that stays in eval mode: running statistics, all parameters frozen."""
+    """Return whether a module must stay in eval mode while its model is trained.
+
+    It then has running statistics, as a batch norm, and parameters of its own, all frozen.
+    """
     parameters = list(module.parameters(recurse=False))
     has_statistics = getattr(module, "running_mean", None) is not None
     return has_statistics and bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
@@ -477,7 +480,9 @@ _HINT = "The learning rate may be too high, or an input or a label is not finite
 
 
 class DivergenceGuard:
-    """Stops a run whose losses or gradients become NaN or infinite, without waiting for the GPU at every step.
+    """Ends a run with NotFiniteError if its losses or gradients become NaN or infinite.
+
+    It does not wait for the GPU at every step.
 
     For each learner it records, on the device, the first step (from 1) at which a number was not finite. It reads this
     record every 100 steps on a GPU, and at every step on a CPU.

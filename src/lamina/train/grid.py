@@ -216,7 +216,7 @@ def _fusion_config(value: object, op: str) -> FusionConfig:
     """Return a fusion's config from its registered name, from a dict with a "name", or from the config itself.
 
     Raises UnknownNameError for an unknown name or key, and ConfigError for a wrong type or a value that does not fit.
-    The message of a ConfigError begins with `op`, the operation.
+    The message for a wrong type begins with `op`, the operation; that for a wrong value, with the fusion's name.
     """
     value = {"name": value} if isinstance(value, str) else value
     if isinstance(value, Mapping):

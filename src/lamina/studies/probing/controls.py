@@ -88,7 +88,7 @@ def code_portions(rows: int, seed: int) -> list[list[int]]:
 
 
 def only_rows(task: Task, rows: Iterable[int]) -> Split:
-    """Return the "train" split with labels on the given `rows` only; losses ignore the others, which become -100."""
+    """Return the "train" split with the labels of `rows` only; all others become -100, which losses ignore."""
     split, labelled, tags = task.split("train"), set(rows), task.kind.tags_words
     labels = [
         label if row in labelled else (IGNORED,) * len(label) if tags else IGNORED

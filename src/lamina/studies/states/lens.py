@@ -367,8 +367,8 @@ def _predictions_to_make(
     """Choose the tokens of a batch that a model must predict, and mask them if the model is not causal.
 
     A causal model (`mask_token` is None) predicts every next token. Otherwise `share` is the fraction of each text's
-    tokens to mask, at least one, and the text's entry of `seeds` decides which. Special tokens and padding are not
-    predicted.
+    tokens to mask, at least one if it has any, and the text's entry of `seeds` decides which. `batch` stays. Special
+    tokens and padding are not predicted.
     """
     ids, in_text = batch["input_ids"], is_text_token(batch["input_ids"], processor)
     in_text &= batch.get("attention_mask", torch.ones_like(ids)).bool()

@@ -109,9 +109,9 @@ class Entropy(LayerMeasure):
     names = ("entropy",)
 
     def values(self, index: int, state: Tensor, real: Tensor) -> Tensor:
-        """Return the entropy of every text, `[1, texts]`, over its tokens without padding (`real` is False).
+        """Return the entropy of each text over its tokens without padding (`real` is False). `index` is unused.
 
-        Texts whose states are all zero are left out. `index` is unused.
+        The result is `[1, texts]`, without a column for texts whose states are all zero.
         """
         del index
         states = state * real.unsqueeze(-1)
@@ -126,6 +126,8 @@ class Entropy(LayerMeasure):
 class Curvature(LayerMeasure):
     """Measures how much the path from token to token bends: the mean angle between consecutive steps, in radians.
 
+    The mean is taken over each text, and then over texts.
+
     Texts without three consecutive tokens whose states differ are left out.
 
     Source:
@@ -135,9 +137,9 @@ class Curvature(LayerMeasure):
     names = ("curvature",)
 
     def values(self, index: int, state: Tensor, real: Tensor) -> Tensor:
-        """Return the mean angle of every text in radians, `[1, texts]`.
+        """Return the mean angle of each text in radians, `[1, texts]`, without a column for texts without an angle.
 
-        Texts without an angle are left out, and so is padding, where `real` is False. `index` is unused.
+        Padding, where `real` is False, does not count. `index` is unused.
         """
         del index
         steps = F.normalize(state.diff(dim=1), dim=-1)
