@@ -84,16 +84,13 @@ class TaggerOfNumbers(_OnNumbers, LaminaTagger):
             check_given(y, self._op())
             tags = column_or_1d(check_array(y, ensure_2d=False, dtype=None), warn=True)
             check_consistent_length(table, tags)
-        super().fit(table, [[tag] * table.shape[1] for tag in tags])
+        super().fit(words(table), [[tag] * table.shape[1] for tag in tags])
         self.n_features_in_ = table.shape[1]
         return self
 
-    def _words(self, X: Any, method: str) -> Any:
-        return super()._words(words(validate_data(self, X, reset=False)), method)
-
     def predict(self, X: Any) -> Any:
         self._check_fitted()
-        return np.array([row[0] for row in super().predict(X)])
+        return np.array([row[0] for row in super().predict(words(validate_data(self, X, reset=False)))])
 
     def score(self, X: Any, y: Any) -> float:
         return float((self.predict(X) == np.asarray(y)).mean())

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lamina.data.disk_cache import cache_folder, entries
 from lamina.errors import CacheError, ConfigError, error_context
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from lamina.layers.types import Processor
     from lamina.recipes.schema import Recipe, TaskRecipe
     from lamina.tasks.task import Task
     from lamina.train.grid import RunSpec
@@ -73,6 +73,13 @@ def check_edits(recipe: Recipe, specs: Mapping[str, RunSpec], tasks: Mapping[str
         model.edited(spec.edits, where=f"recipe, methods.{spec.settings['method']}")
 
 
+class _EncodingRunner(NamedTuple):
+    """A stand-in for a runner: it has the model (`base`) and its `processor` to encode examples, and trains nothing."""
+
+    base: PreTrainedModel
+    processor: Processor
+
+
 def check_model(
     recipe: Recipe,
     specs: Mapping[str, RunSpec],
@@ -96,7 +103,7 @@ def check_model(
     distinct = {repr((spec.task, spec.options, id(models[name]))): name for name, spec in specs.items()}
     for name in distinct.values():
         spec, options = specs[name], FitOptions.of(specs[name].options)
-        runner = SimpleNamespace(base=models[name], processor=processor)  # what a runner needs to encode examples
+        runner = _EncodingRunner(models[name], processor)
         with error_context(f"run {name}"):
             if recipe.methods or recipe.train_base:
                 parameter_groups(models[name], options, 1.0, "fit")

@@ -242,7 +242,7 @@ class Listener:
         self.reader = PlainReader.load(folder)
         self.reader.check_per_token()
         self.answers: deque[Answer] = deque(maxlen=KEPT)
-        self._sink = sink or self.answers.append
+        self._sink = self.answers.append if sink is None else sink
         self._states: dict[int, Tensor] = {}
         self._positions: Tensor | None = None
         self._batch: object = None  # the server's batch object, such as SGLang's `ForwardBatch`
