@@ -145,7 +145,7 @@ def score_classes(
 
 
 def class_f1(predictions: Tensor, targets: Tensor, classes: int) -> Tensor:
-    """Return the F1 of each class, float64 `[classes]`; NaN for a class that does not occur.
+    """Return the F1 of each class, float64 `[classes]`, at least two; NaN for a class that does not occur.
 
     `predictions` and `targets` are class ids `[rows]`, and `classes` is the number of classes.
     """
@@ -154,9 +154,13 @@ def class_f1(predictions: Tensor, targets: Tensor, classes: int) -> Tensor:
 
 
 def _class_counts(predictions: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return how many rows of each class are predicted correctly, are true, and are predicted; each `[classes]`."""
-    cells = (targets.long() * classes + predictions.long()).cpu()
-    confusion = torch.bincount(cells, minlength=classes**2).reshape(classes, classes).double()  # true, predicted class
+    """Return how many rows of each class are predicted correctly, are true, and are predicted; each `[classes]`.
+
+    A single class counts as two, because predictions may have the id 1 all the same.
+    """
+    count = max(2, classes)
+    cells = (targets.long() * count + predictions.long()).cpu()
+    confusion = torch.bincount(cells, minlength=count**2).reshape(count, count).double()  # true, predicted class
     return confusion.diagonal(), confusion.sum(1), confusion.sum(0)
 
 

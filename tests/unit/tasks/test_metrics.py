@@ -66,6 +66,10 @@ def test_two_classes_agree_with_the_reference():
     assert scores["mcc"] == pytest.approx(reference.matthews_corrcoef(truth, guess))
 
 
+def test_ids_beyond_a_single_class_count_as_wrong():
+    assert classes(("accuracy", "macro_f1"), [0, 1], [0, 0], 1) == pytest.approx({"accuracy": 0.5, "macro_f1": 1 / 3})
+
+
 def test_more_classes_agree_with_the_reference():
     guess, truth = draw(4)
     scores = classes(("mcc", "accuracy", "f1"), guess, truth, 4)
