@@ -63,11 +63,14 @@ class LinearReader:
 
         Raises:
             UnknownNameError: If the bank does not have the reader.
-            ConfigError: If the reader is not linear. Linear readers have the fusion Mean, LastLayer, ScalarMix,
-                Elementwise or Concat, and a head that pools by "mean", "first" or "last", or one that labels tokens and
-                has no encoder layers.
+            ConfigError: If the reader is not linear, or reads inside the model's blocks. Linear readers have the fusion
+                Mean, LastLayer, ScalarMix, Elementwise or Concat, and a head that pools by "mean", "first" or "last",
+                or one that labels tokens and has no encoder layers.
         """
         reader = bank[name]
+        if reader.config.fusion.needs_block_inputs:
+            problem = f"'{name}' reads inside the blocks, and a linear map gets only the layers' states"
+            raise ConfigError(f"linear reader: {problem}. Use the bank itself.")
         (fusion_settings, fusion), (settings, head) = fusion_part(name, reader), head_part(name, reader)
         if not isinstance(reader.fusion, LINEAR) or settings["encoders"] or settings["pooling"] not in _POOLINGS:
             how = f"pooling '{settings['pooling']}' and encoder_layers={settings['encoders']}"

@@ -20,8 +20,10 @@ from tests.support.training import tiny_bank
 from lamina.bank import Reader
 from lamina.errors import ConfigError, StoreError
 from lamina.fusion.ada_layers import AdaLayers
+from lamina.fusion.base import FusionConfig
 from lamina.fusion.concat import Concat
 from lamina.fusion.elementwise import Elementwise
+from lamina.fusion.extra_layers import ExtraLayers
 from lamina.fusion.mean import Mean
 from lamina.fusion.scalar_mix import ScalarMix
 from lamina.heads.sequence_classification import SequenceClassification
@@ -38,6 +40,11 @@ from sklearn.preprocessing import MinMaxScaler, StandardScaler  # noqa: E402
 from sklearn.svm import LinearSVC  # noqa: E402
 
 WIDTH, WITHIN = 16, 1e-6
+
+
+class MeanOfFeedForward(Mean):
+    site = "ffn"
+
 
 from_sklearn: Any = partial(unwrap(Reader.from_sklearn.__func__), Reader)  # without the type checks of the tests
 
@@ -252,3 +259,10 @@ def test_a_reader_that_is_not_linear_is_refused():
         ConfigError, match="AdaLayers under a head with pooling 'mean' and encoder_layers=0, which is not linear"
     ):
         LinearReader.of(tiny_bank({"x": Reader(AdaLayers(dim=4), head)}), "x")
+
+
+@pytest.mark.parametrize("fusion", [MeanOfFeedForward(), ExtraLayers()])
+def test_a_reader_inside_the_blocks_is_not_linear(fusion: FusionConfig):
+    head = SequenceClassification(("a", "b"), pooling="mean")
+    with pytest.raises(ConfigError, match="^linear reader: 'x' reads inside the blocks, and a linear map gets only"):
+        LinearReader.of(tiny_bank({"x": Reader(fusion, head)}), "x")
