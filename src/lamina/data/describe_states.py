@@ -87,8 +87,8 @@ def describe_states(  # noqa: PLR0913
             (its cache of all tokens), "lmprobe-last_token", "lmprobe-first_token" or "lmprobe-mean" (its pooled cache).
             `axes`, `tensor` and `mask` are then ignored; with a pooled form, `pooling` too. None: these four are used.
         axes: Name of each axis of the arrays, in order: "rows", "tokens", "layers", "width".
-        tensor: Name of the tensor in a safetensors file, or of the column in a Parquet file; None for `.npy`. "{layer}"
-            in it stands for the number of a layer, if each layer has a tensor of its own.
+        tensor: Name of the tensor in a safetensors file, or of the column in a Parquet file; None for `.npy`. If each
+            layer has a tensor of its own, write "{layer}" in place of its number; other braces are left as they are.
         mask: Name of the tensor or column beside `tensor`, or of a `.npy` file, with the mask `[rows, tokens]`. None:
             padding is on the right, as `lengths` say.
         rows: Number of rows in each file, if the arrays have no axis "rows". None: 1.
@@ -180,9 +180,13 @@ def _arrays(folder: Path, name: str, form: StatesForm, layers: list[int], rows: 
     for layer in layers if per_layer else [None]:
         tensor = form.tensor.replace("{layer}", str(layer)) if form.tensor else None
         shape = list(place_of(folder / name, tensor).shape)
-        if len(shape) != len(form.axes) or 0 in shape:
+        if len(shape) != len(form.axes):
             got = f"{folder / name} has the shape {shape}, and the axes are {', '.join(form.axes) or 'not given'}"
-            raise DataError(f"states: {got}; each axis has a name and a size of at least 1.", path=str(folder / name))
+            raise DataError(f"states: {got}; each axis has a name.", path=str(folder / name))
+        if 0 in shape:
+            array = f"the tensor '{tensor}' in {folder / name}" if tensor else folder / name
+            got = f"{array} is empty: it has the shape {shape}"
+            raise DataError(f"states: {got}. Leave it out, or record its states again.", path=str(folder / name))
         sizes = dict(zip(form.axes, shape, strict=True))
         own = layers if layer is None else [layer]
         entries.append(
