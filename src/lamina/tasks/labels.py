@@ -112,11 +112,11 @@ def labelled_table(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
     if not missing:
         return table
     refused = [at for at in missing if how == "error" or at not in skipped]
-    allowed = ("drop", "mask", cell_forms.EvaluateOnly.MASK_NULLS)
-    if refused and how is None and "mask" in spec.kind.missing:
+    is_allowed = how in ("drop", "mask", cell_forms.EvaluateOnly.MASK_NULLS)
+    if refused and how is None and "mask" in spec.kind.missing:  # allowed if another task may share the rows
         own = {str(column) for column in (spec.text, spec.text_pair, spec.label)}
-        allowed += (None,) if label_columns(table, own, spec.label) else ()
-    if refused and how not in allowed:
+        is_allowed = bool(label_columns(table, own, spec.label))
+    if refused and not is_allowed:
         at = refused[0]
         raise _no_label(table, table.rows[at], spec, missing[at], is_skipped=at in skipped)
     kept = kept_rows(table, spec, texts=texts)

@@ -341,8 +341,7 @@ def checked_texts(raw: Sequence[object], *, pairs: bool) -> list[str] | list[tup
     """
     are_texts = len(raw) == 0 or isinstance(raw[0], str)
     for row, entry in enumerate(raw):
-        sides = (entry,) if are_texts else entry if isinstance(entry, tuple | list) and len(entry) == 2 else (None,)
-        if not all(isinstance(text, str) for text in sides):
+        if not (isinstance(entry, str) if are_texts else _is_pair(entry)):
             got = f"entry {row} is {type(entry).__name__}"
             is_words = isinstance(entry, list) and all(isinstance(word, str) for word in entry)
             hint = f" {JOIN_WORDS}." if is_words else ""
@@ -353,3 +352,8 @@ def checked_texts(raw: Sequence[object], *, pairs: bool) -> list[str] | list[tup
     if are_texts:
         return cast("list[str]", list(raw))
     return [(first, second) for first, second in cast("Sequence[tuple[str, str]]", raw)]
+
+
+def _is_pair(entry: object) -> bool:
+    """Return whether a user's example is a tuple or list of two texts."""
+    return isinstance(entry, tuple | list) and len(entry) == 2 and all(isinstance(text, str) for text in entry)

@@ -590,7 +590,8 @@ def _assemble(
         task = replace(task, splits={**task.splits, "validation": validation})
     if "train" in splits and limited(train := task.split("train"), limits[0], seed) is not train:
         return task.subsample(rows=limits[0], seed=seed)
-    classes = kind.row_classes(task, task.split("train")) if named and "train" in splits else ((), ())
-    for label in naming_checks.classes_without_rows(*classes):
+    is_checked = named and "train" in splits  # a name that was read from the column occurs in it
+    absent = naming_checks.classes_without_rows(*kind.row_classes(task, task.split("train"))) if is_checked else []
+    for label in absent:
         logger.warning("task %s: no row of the train split has class '%s', which cannot be learnt", name, label)
     return task
