@@ -151,9 +151,13 @@ def paired_bootstrap(
         differences.append((ahead * seed_weights).sum(1) / seeds)
     resampled, totals = np.concatenate(differences), counts.sum(2)
     value = float((score(totals[0]) - score(totals[1])).mean())
-    if not np.isfinite([value, *resampled]).all():
-        problem = f"the score of {names[0]} or {names[1]} is NaN or infinite, over all rows or a resample"
-        raise ConfigError(f"{op}: {problem}. Leave out rows without a finite score, or use a metric that has no NaN.")
+    if not (math.isfinite(value) and np.isfinite(resampled).all()):
+        problem = f"the score of {names[0]} or {names[1]} is NaN or infinite"
+        hint = "Leave out rows without a finite score, or use a metric that has no NaN."
+        if math.isfinite(value):
+            problem = f"{(~np.isfinite(resampled)).sum()} of {repeats} resamples have no finite score"
+            hint = "Let `metric` return 0 there."
+        raise ConfigError(f"{op}: {problem}. {hint}")
     low, high = np.quantile(resampled, [(1 - confidence) / 2, (1 + confidence) / 2])
     p = min(1.0, 2 * (1 + min(int((resampled <= 0).sum()), int((resampled >= 0).sum()))) / (1 + repeats))
     return Difference(*names, value, float(low), float(high), p, rows, seeds, confidence=confidence)

@@ -242,8 +242,11 @@ def test_a_mae_of_0_has_a_logarithm():
     scores = {(0, 0): 0.0, (1, 1): 0.0, (2, 1): 1.0}
     facts = {"task": "a", "seed": 0, "measure": "mae"}
     rows = [{**facts, "layer": first, "blocks": n, "score": score} for (first, n), score in scores.items()]
-    _, (sentence,) = with_predictions(pd.DataFrame(rows))
-    assert sentence.startswith("a: least is lost without block 1, a rise of log mae of 0.000 ")
+    rows += [{**facts, "measure": "nu", "layer": layer, "blocks": 1, "score": 0.0} for layer in (1, 2)]
+    table, conclusions = with_predictions(pd.DataFrame(rows))
+    assert conclusions[0].startswith("a: least is lost without block 1, a rise of log mae of 0.000 ")
+    drops = table[table["measure"] == "drop"]["score"].tolist()
+    assert drops == pytest.approx([0, 12 * math.log(10)])  # a mae below 1e-12 counts as 1e-12
 
 
 @pytest.mark.parametrize("measure", ["perplexity", "mae"])

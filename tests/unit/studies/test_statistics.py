@@ -95,6 +95,21 @@ def test_scores_that_are_not_finite_are_refused(metric):
             paired_bootstrap(*pair, metric=metric, names=("new", "old"), repeats=100)
 
 
+def test_a_metric_without_a_score_in_some_resamples_is_told_what_to_return():
+    """F1 is 0/0 in a resample that lacks the only row with positives."""
+    first = np.array([[2.0, 2], [0, 0], [0, 0]])  # twice the true positives; predicted plus true positives
+    second = first / [2, 1]
+
+    def f1(totals):
+        with np.errstate(invalid="ignore"):
+            return totals[..., 0] / totals[..., 1]
+
+    match = r"^paired_bootstrap: \d+ of 100 resamples have no finite score\. Let `metric` return 0 there\.$"
+    with pytest.raises(ConfigError, match=match):
+        paired_bootstrap(first, second, metric=f1, repeats=100)
+    assert paired_bootstrap(first, second, metric=lambda totals: np.nan_to_num(f1(totals)), repeats=100).value == 0.5
+
+
 @pytest.mark.parametrize(("shape", "metric"), [((), None), ((2, 2, 2), None), ((2,), lambda totals: totals[..., 0])])
 def test_scores_of_too_few_or_too_many_axes_are_refused(shape, metric):
     with pytest.raises(ConfigError, match="paired_bootstrap: the scores have the shapes"):

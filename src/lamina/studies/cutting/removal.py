@@ -109,9 +109,9 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
       without the range. The score is the share (0 to 1) of the whole model's continuation before the first difference,
       as the mean over prompts.
 
-    Rows of measure "drop" say how far a score fell (perplexity and mae: how far their logarithm rose). Each drop has a
-    row per proxy; "predicted" is the proxy's prediction. "rank_correlation" is Spearman's correlation of the
-    drops (means over seeds) with the predictions, over all ranges.
+    Rows of measure "drop" say how far a score fell (perplexity and mae: how far their logarithm rose, where a mae below
+    1e-12 counts as 1e-12). Each drop has a row per proxy; "predicted" is the proxy's prediction. "rank_correlation" is
+    Spearman's correlation of the drops (means over seeds) with the predictions, over all ranges.
 
     A proxy compares the states before the first block of a range with those after its last block. "block_influence" is
     1 - the mean cosine similarity of the tokens' states; "cka_distance" is 1 - CKA of the mean state of each row; "nu",
@@ -424,18 +424,21 @@ def _drops(rows: DataFrame) -> list[_Drop]:
     For measures where lower is better, such as perplexity, the drop is the rise of the logarithm. `rows` are the task's
     table rows.
     """
+    lower_is_better = rows["measure"].iloc[0] in LOWER
+
+    def loss(value: float) -> float:
+        return math.log(max(value, _LEAST)) if lower_is_better else -value
+
     columns = (rows[column] for column in ("seed", "layer", "blocks", "score"))
     scores: dict[int | None, dict[BlockRange, float]] = {}
     for seed, first, length, score in zip(*columns, strict=True):
         block_range = BlockRange(int(first), int(length))
         scores.setdefault(None if pd.isna(seed) else int(seed), {})[block_range] = float(score)
     drops: list[_Drop] = []
-    lower_is_better = rows["measure"].iloc[0] in LOWER
     for seed, by_range in scores.items():
         whole = by_range.pop(BlockRange(0, 0))
         for block_range, score in by_range.items():
-            after, before = (math.log(max(value, _LEAST)) if lower_is_better else -value for value in (score, whole))
-            drops.append(_Drop(seed, block_range, after - before))
+            drops.append(_Drop(seed, block_range, loss(score) - loss(whole)))
     return drops
 
 
