@@ -397,9 +397,10 @@ def _moments(predictions: Sequence[Label], truths: Sequence[Label], _labels: Seq
     """Return six values per row, `[rows, 6]`: x, y, x², y², xy and 1. Here x is the prediction and y the truth.
 
     The sums of these values over some rows give Pearson's correlation over the same rows. x and y are centred by their
-    means over all rows.
+    means over all rows, and then divided by their largest absolute value, so that no unit is too small for `_ratio`.
     """
     x, y = (np.asarray(values, float) - np.mean(np.asarray(values, float)) for values in (predictions, truths))
+    x, y = (values / (np.abs(values).max(initial=0) or 1) for values in (x, y))
     return np.stack([x, y, x * x, y * y, x * y, np.ones_like(x)], axis=1)
 
 

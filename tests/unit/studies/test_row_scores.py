@@ -54,6 +54,17 @@ def test_the_correlation_of_a_subset_of_rows():
     assert float(score(counts[high].sum(0))) == pytest.approx(np.corrcoef(guesses[high], truths[high])[0, 1])
 
 
+@pytest.mark.parametrize("scale", [1e-200, 1e-7, 1e9, 1e200])
+def test_the_correlation_does_not_depend_on_the_unit(scale: float):
+    truths, guesses = [0.0, 1.0, 2.0, 4.0], [0.0, 2.0, 1.0, 3.0]
+    task = TaskOutline("sequence_classification", "regression", ("score",))  # pyright: ignore
+    small, large = ([scale * value for value in values] for values in (guesses, truths))
+    assert ours(task, "pearson", small, large) == pytest.approx(np.corrcoef(guesses, truths)[0, 1])
+    assert ours(task, "pearson", [scale * 0.1] * 4, large) == 0
+    counts, score = row_counts(task, "pearson", small, large)
+    assert float(score(3 * counts[1] + counts[1])) == 0  # a resample of one row
+
+
 @pytest.mark.parametrize("metric", ["accuracy", "f1"])
 def test_several_labels(metric: str):
     truths, guesses = RNG.integers(0, 2, (2, 40, 3))
