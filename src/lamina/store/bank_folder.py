@@ -210,7 +210,7 @@ def push_bank(
     except LaminaError:
         raise
     except Exception as error:  # the hub's, the connection's and the disk's errors have no common class
-        raise StoreError(f"push_to_hub: '{repo}' was not saved ({failure(error, branch)}).") from error
+        raise StoreError(f"push_to_hub: '{repo}' was not saved ({failure(error, branch, 'write')}).") from error
 
 
 def _version() -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lamina.bank import ReaderBank, ReaderModule
     from lamina.monitors.cascade import AnyMonitor
 
-_LOGIN = "Log in with `hf auth login`, or set HF_TOKEN."
+_LOGIN = "Log in with `hf auth login`, or set HF_TOKEN"
 
 
 def local_folder(folder: str, revision: str | None, readers: Collection[str] | None, *, base: bool) -> Path:
@@ -53,7 +53,7 @@ def local_folder(folder: str, revision: str | None, readers: Collection[str] | N
         raise
     except Exception as error:  # the hub's, the connection's and the disk's errors have no common class
         problem = "there is no such folder, and it cannot be loaded from the hub"
-        raise StoreError(f"load: no bank '{folder}'; {problem} ({failure(error, revision)}).") from error
+        raise StoreError(f"load: no bank '{folder}'; {problem} ({failure(error, revision, 'read')}).") from error
 
 
 def _patterns(readers: Collection[str] | None, *, base: bool) -> list[str]:
@@ -66,10 +66,11 @@ def _patterns(readers: Collection[str] | None, *, base: bool) -> list[str]:
     return [MANIFEST, CARD, f"{PROCESSOR}/*", *reader_files, *([f"{BASE}/*"] if base else [])]
 
 
-def failure(error: BaseException, revision: str | None) -> str:
+def failure(error: BaseException, revision: str | None, access: str) -> str:
     """Return why a request to the hub failed with `error`, as a phrase for an error message.
 
-    `revision` is the revision that was requested; None: the main branch.
+    `revision` is the revision that was requested; None: the main branch. `access` is the access that the request needs,
+    "read" or "write".
     """
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # it says that the file is not in the cache; its cause is why the hub did not give it
@@ -85,7 +86,7 @@ def failure(error: BaseException, revision: str | None) -> str:
     if status == 401:
         return f"the hub did not accept the login. {_LOGIN}"
     if status == 403:
-        return "the token does not allow it. Use one with write access"
+        return f"the token does not allow it. Use one with {access} access"
     return first_line(error)
 
 

@@ -324,8 +324,11 @@ def continuations(
     length are continued together, so that no prompt is padded. Raises ConfigError, whose message begins with `op`, if
     `new_tokens` is below 1, or the longest prompt plus `new_tokens` is longer than what the model allows.
     """
-    longest = max(map(len, prompts))
-    check_range(op, "new_tokens", new_tokens, 1, length_limit(model, processor) - longest)
+    longest, limit = max(map(len, prompts)), length_limit(model, processor)
+    if longest >= limit:
+        came = f"a prompt has {longest} tokens, and the model allows {limit}, new ones included"
+        raise ConfigError(f"{op}: {came}. Use shorter prompts.")
+    check_range(op, "new_tokens", new_tokens, 1, limit - longest)
     ends = model.generation_config.eos_token_id if model.generation_config is not None else None
     end_tokens = set(ends if isinstance(ends, list) else [] if ends is None else [ends])
     # a finished continuation is padded up to the longest of its batch; what comes after an end token is cut off below

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -249,9 +250,9 @@ def test_a_missing_repository_or_revision_is_named(server: Hub, name: str, revis
 
 
 def test_a_push_that_is_not_allowed_is_an_error(server: Hub, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(StoreError, match=r"'you/bank' was not saved.*the token does not allow it"):
+    with pytest.raises(StoreError, match=r"'you/bank' was not saved.*token does not allow it. .* write access\)\.$"):
         push_bank(tiny_bank(), "you/bank")
-    with pytest.raises(StoreError, match=r"'me/bank' was not saved .*the hub did not accept the login.*HF_TOKEN"):
+    with pytest.raises(StoreError, match=r"'me/bank' was not saved .*the hub did not accept the login.*HF_TOKEN\)\.$"):
         push_bank(tiny_bank(), "me/bank", token="hf_wrong")
     with pytest.raises(StoreError, match="it is not the id of a repository"):
         push_bank(tiny_bank(), "me/bank/more")
@@ -261,6 +262,18 @@ def test_a_push_that_is_not_allowed_is_an_error(server: Hub, monkeypatch: pytest
     with pytest.raises(TypeError, match="unexpected keyword argument 'privat'"):
         push_bank(tiny_bank(), "me/bank", privat=True)  # type: ignore[call-arg]
     assert server.repos == {}
+
+
+def test_a_download_that_is_not_allowed_needs_no_write_access(monkeypatch: pytest.MonkeyPatch):
+    class RefusedError(OSError):
+        response = SimpleNamespace(status_code=403)
+
+    def refuse(*_: object, **__: object):
+        raise RefusedError
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(StoreError, match=r"no bank 'you/bank'.*the token does not allow it\. .* read access\)\.$"):
+        load_bank("you/bank", tiny_model())
 
 
 # Connections that end half-way

@@ -107,6 +107,8 @@ def test_what_cannot_be_generated(llama, words):
     study = removal(llama, texts=TEXTS, processor=words, new_tokens=99)
     (failure,) = study.settings["failures"]
     assert failure["error"].startswith("removal: new_tokens is 99; it must be at least 1 and at most 2")
+    with pytest.raises(ConfigError, match=r"a prompt has 32 tokens, and the model allows 32, .* Use shorter prompts"):
+        continuations(llama, [torch.full((32,), 5)], words, new_tokens=1, op="removal")
     with pytest.raises(DataError, match="removal: no prompt has a token to continue"):
         prompt_ids(llama, [""], words, tokens=None, op="removal")
 
