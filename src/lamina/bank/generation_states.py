@@ -121,12 +121,15 @@ class GenerationStates:
     def on_state(self, layer: int, state: Tensor) -> None:
         """Store the state `[rows, tokens, width]` of a layer in this pass; see `_read_waiting` for what follows.
 
-        Raises ConfigError if a layer was skipped, or if it is not clear which tokens the pass reads (see `_place`).
+        A layer that no reader of the template needs is ignored. Raises ConfigError if a layer was skipped, or if it is
+        not clear which tokens the pass reads (see `_place`).
         """
+        needed = self._template.layers
+        if layer not in needed:
+            return
         if not self._layers_seen:
             self._place(state)
         self._layers_seen.append(layer)
-        needed = self._template.layers
         check_layer_order("bank", self._template.stack, needed[: len(self._layers_seen)], self._layers_seen)
         if self._fresh:
             self._waiting[layer].append(state[:, state.shape[1] - self._fresh :])

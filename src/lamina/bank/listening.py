@@ -248,6 +248,22 @@ class _Listener:
                 self._explain(template, reason)
         return waiting
 
+    def _new_text(
+        self, template: StackPass, call: GenerateCall, observer: GenerationObserver | None
+    ) -> GenerationStates | None:
+        """Return an object that reads the text of `call` for the readers of `template`; None if none of them can.
+
+        Readers whose fusion reads inside the blocks cannot; the reason is recorded for them. They are only here if
+        `over` is "prompt", and the prompt may be read in pieces.
+        """
+        inside = {name for name, reader in template.readers.items() if reader.config.fusion.needs_block_inputs}
+        if inside:
+            problem = "its fusion reads inside the blocks, and generate may not read the whole prompt in one pass"
+            causes = "prefill_chunk_size, assisted decoding, and caches that hold tokens already or have a fixed size"
+            self.outputs.missing.update(dict.fromkeys(inside, f"{problem}. Leave out {causes}"))
+            template = template.restart({name: r for name, r in template.readers.items() if name not in inside})
+        return GenerationStates(template, call, self.over, observer) if template.readers else None
+
     @contextmanager
     def on_generate(self, call: GenerateCall) -> Iterator[Callable[[Generated], None]]:
         """Read the states of decoder stacks during a call of `generate`, where their readers have no output yet.
@@ -266,7 +282,7 @@ class _Listener:
             call.check()
         observer = self._new_observer(call) if waiting and self._new_observer is not None else None
         texts = {
-            template: GenerationStates(template, call, self.over, observer) if template in waiting else None
+            template: self._new_text(template, call, observer) if template in waiting else None
             for template in templates
         }
         self._texts.update({(thread, template): text for template, text in texts.items()})

@@ -22,6 +22,7 @@ from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.extra_layers import ExtraLayers
 from lamina.fusion.mean import Mean
 from lamina.fusion.scalar_mix import ScalarMix
+from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.layers import tap
 
@@ -71,6 +72,29 @@ def test_a_fusion_that_runs_along_with_the_blocks_is_refused():
     message = "the fusion of reader 'r' runs along with the model's own blocks"
     with pytest.raises(ConfigError, match=message), bank.listen(over="both"):
         pass
+
+
+class MeanOfFeedForward(Mean):
+    site = "ffn"
+
+
+@pytest.mark.parametrize("fusion", [MeanOfFeedForward(), ExtraLayers()])
+@pytest.mark.parametrize("pieces", [{"prefill_chunk_size": 2}, {"cache_implementation": "static"}])
+def test_a_fusion_inside_the_blocks_reads_no_prompt_in_pieces(fusion: Any, pieces: dict[str, Any]):
+    bank = bank_of("gpt2-CausalLM", fusion=fusion)
+    bank.add("other", Reader(SingleLayer(1), TWO)).eval()
+    given, expected = prompt(bank), bank(**prompt(bank))["other"].logits
+    plain = bank.model.generate(**given, **SHORT, **pieces)
+    for names in (None, ["r"]):
+        with bank.listen(names) as outputs:
+            assert torch.equal(bank.model.generate(**given, **SHORT, **pieces), plain)
+        with pytest.raises(ConfigError, match=r"bank\.listen: reader 'r' has no output: its fusion reads inside the"):
+            outputs["r"]
+        if names is None:
+            assert torch.allclose(outputs["other"].logits, expected, atol=1e-5)
+    with bank.listen() as outputs:  # in one pass
+        bank.model.generate(**given, **SHORT)
+    assert torch.allclose(outputs["r"].logits, bank(**given)["r"].logits, atol=1e-5)
 
 
 def decode_by_hand(model: Any, input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
