@@ -147,7 +147,9 @@ class ReaderBank(ReaderCollection):
         The output for a generated text has one row per returned sequence. The model does not read the last token of a
         sequence, so readers do not either. After the end of a sequence the mask is False; a sequence that ended at once
         has NaN logits for its output. Sampling, beam search, padded prompts, several return sequences, prompts in
-        pieces (`prefill_chunk_size`) and assisted decoding are supported.
+        pieces (`prefill_chunk_size`) and assisted decoding are supported. A fusion that reads inside the blocks
+        (`ExtraLayers`) needs the whole prompt in one pass: its reader has no output for a prompt in pieces, with
+        assisted decoding, or with a cache that holds tokens already or has a fixed size.
 
         Args:
             readers: Names of the readers. None: all.
@@ -162,10 +164,10 @@ class ReaderBank(ReaderCollection):
             UnknownNameError: If a reader is not in the bank, or `over` is none of the three values.
             ConfigError: If the frozen model has changed, or a reader is already used by an enclosing `listen`. Unless
                 `over` is "prompt", also if the model generates no text or decodes by its own loop, or a fusion reads
-                inside the blocks (`ExtraLayers`). Calls inside the `with` block raise it too: `generate`, if its
-                way of decoding does not tell which states belong to which text; `model(...)` with a cache of earlier
-                tokens, unless `over` is "prompt" (all outputs are then dropped); and `outputs[name]`, if that reader
-                read no pass or no token.
+                inside the blocks. Calls inside the `with` block raise it too: `generate`, if its way of decoding does
+                not tell which states belong to which text; `model(...)` with a cache of earlier tokens, unless `over`
+                is "prompt" (all outputs are then dropped); and `outputs[name]`, if that reader read no pass or no
+                token, or its fusion needs the prompt in one pass.
         """
         chosen = self.select(readers, "bank.listen")
         # eval mode first: a pass looks at the mode of its readers when it is built
@@ -217,8 +219,8 @@ class ReaderBank(ReaderCollection):
         Raises:
             ConfigError: If the name is taken or not allowed, `reader` is neither settings nor a task, the settings do
                 not fit the model, or tasks of that kind have no recommended reader. With `watch`, if the reader's
-                scores of a token depend on later tokens, the model does not write text from left to right, or the
-                frozen model has changed.
+                scores of a token depend on later tokens, its fusion reads inside the model's blocks, the model does
+                not write text from left to right, or the frozen model has changed.
             LayerIndexError: If the reader selects a layer that the model does not have.
             UnknownNameError: If the reader names a stack that the model does not have.
             UnsupportedModelError: If the model's layers cannot be found.
@@ -240,6 +242,7 @@ class ReaderBank(ReaderCollection):
             check_reads_recorded("bank.add", name, module, self.model.facts)
         if watch:
             monitoring.check_token_wise("bank.add", name, module)
+            monitoring.check_reads_stepwise("bank.add", {name: module})
             monitoring.causal_pass(self, "bank.add", {name: module})
             module.info[WATCHES] = True
         self.readers[key_of(name)] = module
@@ -310,7 +313,8 @@ class ReaderBank(ReaderCollection):
             ConfigError: If there is no monitor, two have one name, or one cannot be read or does not fit its reader's
                 head; if `every` is below 1, or drift cannot be tested; if the frozen model has changed, does not write
                 text from left to right, or decodes by its own loop; if a reader's logits of a token depend on later
-                tokens. Also raised by `generate` for beam search and assisted decoding.
+                tokens, or its fusion reads inside the blocks. Also raised by `generate` for beam search and assisted
+                decoding.
         """
         return watching.watch(self, monitors, over, stop=stop, on_token=on_token, every=every, drift=drift)
 

@@ -153,6 +153,17 @@ def check_token_wise(op: str, name: str, reader: ReaderModule) -> None:
         raise ConfigError(f"{op}: {problem}, the last one the log weight; {got}. See Head.token_map.")
 
 
+def check_reads_stepwise(op: str, readers: Readers) -> None:
+    """Raise ConfigError, about the operation `op`, if one of `readers` cannot read a text while the model writes it.
+
+    That is so if its fusion reads inside the model's blocks. It can score whole texts; see `scores_of_monitors`.
+    """
+    for name, reader in readers.items():
+        if reader.config.fusion.needs_block_inputs:
+            problem = f"reader '{name}' reads inside the model's blocks, which is not possible while the model writes"
+            raise ConfigError(f"{op}: {problem}. Use a fusion of the layers' states, such as AdaLayers or ScalarMix.")
+
+
 def causal_pass(bank: ReaderCollection, op: str, readers: Readers) -> StackPass:
     """Return a new `StackPass` of `readers` over the stack of the bank's model that reads the generated text.
 

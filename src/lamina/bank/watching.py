@@ -21,7 +21,7 @@ from lamina.bank.detokenizer import Detokenizer
 from lamina.bank.generation import GenerateCall
 from lamina.bank.generation_states import GenerationObserver, TokenBlock
 from lamina.bank.listening import check_over, listening
-from lamina.bank.monitoring import causal_pass, check_monitors, read_tokens, stored_monitors
+from lamina.bank.monitoring import causal_pass, check_monitors, check_reads_stepwise, read_tokens, stored_monitors
 from lamina.bank.stack_pass import Inputs, StackPass
 from lamina.bank.step import Step
 from lamina.errors import ConfigError, check_known
@@ -421,10 +421,11 @@ def watch(
     check_known(op, [*(stop or ()), *(drift or ())], chosen, "monitor")
     if drift:
         _check_drift(chosen, over, list(drift))
-    names = list(dict.fromkeys(name for monitor in chosen.values() for name in monitor.readers))
+    readers = {name: readers[name] for monitor in chosen.values() for name in monitor.readers}
+    check_reads_stepwise(op, readers)
     # eval mode first: a pass looks at the mode of its readers when it is built
     with evaluating(bank, *([bank.model] if bank.train_base else [])):
-        template = causal_pass(bank, op, {name: readers[name] for name in names})
+        template = causal_pass(bank, op, readers)
         check_over(bank.model, [template], over)
         tokenizer = _tokenizer_of(bank)
         options = {"every": every, "on_token": on_token, "tokenizer": tokenizer, "drift": drift or {}}

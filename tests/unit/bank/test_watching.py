@@ -623,6 +623,27 @@ def test_a_cascade_without_its_first_reader_is_named():
         pass
 
 
+class MeanOfFeedForward(Mean):
+    site = "ffn"
+
+
+def test_a_reader_inside_the_blocks_scores_whole_texts_only():
+    bank, monitor = bank_of(), Monitor("inside", "odd", LastScore())
+    message = r"bank\.{}: reader 'inside' reads inside the model's blocks, which is not possible while the model writes"
+    with pytest.raises(ConfigError, match=message.format("add")):
+        bank.add("inside", Reader(MeanOfFeedForward(), TOKENS), watch=True)
+    assert "inside" not in bank
+    bank.add("inside", Reader(MeanOfFeedForward(), TOKENS)).eval()
+    bank.keep_monitor(monitor)
+    for over in ("output", "both"):
+        with pytest.raises(ConfigError, match=message.format("watch")), bank.watch([monitor], over):
+            pass
+    with pytest.raises(ConfigError, match=message.format("watch")):
+        bank.stream(bank.model, prompt())
+    expected = bank(**prompt())["inside"].logits.softmax(-1)[..., 1]
+    assert torch.allclose(bank.monitor_scores(monitor, prompt()).float(), expected, atol=1e-5)
+
+
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"monitors": []}, ConfigError, r"bank\.watch: there is no monitor"),
     ({}, ConfigError, r"bank\.watch: there is no monitor"),

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from tests.support.bad_spans import SPANS, fitted, spans, whole_task
 
+from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError, UnknownNameError
+from lamina.fusion.mean import Mean
+from lamina.heads.token_classification import TokenClassification
 from lamina.monitors import LastScore, Monitor, calibrate, choose_cascade
 
 CHEAP = Monitor("whole", "bad", LastScore(), name="cheap")
@@ -91,6 +94,21 @@ def test_what_cannot_be_chosen_is_said():
         choose_cascade(bank, CHEAP, SPANS, task, recall=0.999, **HOW)
     with pytest.raises(UnknownNameError, match=r"unknown reader 'cheaper'"):
         choose_cascade(bank, replace(CHEAP, reader="cheaper"), SPANS, task, recall=0.5, **HOW)
+
+
+class MeanOfFeedForward(Mean):
+    site = "ffn"
+
+
+@pytest.mark.parametrize("reader", ["first", "second"])
+def test_a_reader_inside_the_blocks_is_refused_before_anything_is_scored(reader: str):
+    bank = ReaderBank(fitted().model, fitted().processor)
+    bank.update(fitted())
+    bank.add("inside", Reader(MeanOfFeedForward(), TokenClassification(("O", *SPANS.flag), encoder_layers=0)))
+    monitors = {"first": CHEAP, "second": SPANS, reader: replace(SPANS, reader="inside")}
+    with pytest.raises(ConfigError, match=r"choose_cascade: reader 'inside' reads inside the model's blocks"):
+        choose_cascade(bank, **monitors, task=whole_task(), recall=0.6, **HOW)
+    assert not bank.monitors
 
 
 @pytest.mark.parametrize(
