@@ -124,12 +124,36 @@ def test_a_recipe_with_seeds_asks_for_the_package_of_its_intervals_before_traini
         run_recipe(load_recipe(paths["[0, 1]"]), data=tmp_path)
     with pytest.raises(RuntimeError, match="work had begun"):
         run_recipe(load_recipe(paths["[0]"]), data=tmp_path)
-    both = "readers: {plain: {fusion: mean}}"
-    two = paths["[0]"].read_text().replace(both, f"{both}\n  x: {{files: {{train: rows.tsv}}, {both}}}")
-    for names, error in (("{mood: both, x: both}", MissingExtraError), ("{mood: a, x: b}", RuntimeError)):
-        paths["[0]"].write_text(f"{two}table: {{columns: {{task: {names}}}}}\n")
-        with pytest.raises(error):  # a cell with two tasks shows a mean, too
-            run_recipe(load_recipe(paths["[0]"]), data=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("shown", "error"),
+    [
+        ("table: {columns: {task: {mood: a, x: b}}}", RuntimeError),
+        ("table: {columns: {task: {mood: both, x: both}}}", MissingExtraError),
+        ("table: {columns: {task: {mood: x}}}", MissingExtraError),  # beside a task that is called so
+        ("table: {columns: {task: {mood: both, x: both}}}\nonly: {task: mood}", RuntimeError),
+        ("table: {columns: {task: {mood: both, x: both}}, rows: [model, method]}", MissingExtraError),
+        ("figure: {x: {task: {mood: 8, x: 8.0}}}", MissingExtraError),
+        ("figure: {x: {task: {mood: 8, x: 8}}, facet: {task: {mood: A, x: B}}}", RuntimeError),
+        ("figure: {x: {task: {mood: 8, x: null}}}", RuntimeError),
+        ("figure: {x: epoch, facet: {task: {mood: both, x: both}}}", MissingExtraError),
+    ],
+)
+def test_a_recipe_whose_tasks_share_a_cell_or_point_asks_for_the_package_of_its_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str, error: type[Exception]
+):
+    (tmp_path / "rows.tsv").write_text("sentence\tlabel\n" + "it is good\tyes\nit is bad\tno\n" * 12)
+    path = tmp_path / "recipe.yaml"
+    hidden(monkeypatch, "scipy")
+    monkeypatch.setattr("lamina.recipes.run_recipe.train", Mock(side_effect=RuntimeError(LATER)))
+    for reader, expected in (("plain", error), ("other", RuntimeError)):  # two readers: a cell or curve for each
+        mood, x = (
+            f"{{files: {{train: rows.tsv}}, readers: {{{name}: {{fusion: mean}}}}}}" for name in ("plain", reader)
+        )
+        path.write_text(f"model: minilm\nseeds: [0]\ntasks:\n  mood: {mood}\n  x: {x}\n{shown}\n")
+        with pytest.raises(expected):
+            run_recipe(load_recipe(path), data=tmp_path)
 
 
 @pytest.mark.parametrize("options", [{}, {"threshold": 0.5}, {"guarantee": True, "false_positive_rate": 0.9}])

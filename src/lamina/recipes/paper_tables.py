@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
@@ -220,6 +221,19 @@ def check_one_metric(recipe: Recipe, metrics: Mapping[str, str]) -> None:
                 raise ConfigError(f"recipe: {problem}. Give it 'metrics', or each task a name of its own.")
 
 
+def tasks_share_places(recipe: Recipe) -> bool:
+    """Return whether several tasks share a cell of one of the recipe's tables, or a point of one of its figures."""
+    places = [(partial(_cell_names, table), [*table.rows, *table.columns]) for table in recipe.table]
+    places += [(partial(_point_place, figure), figure.axes) for figure in recipe.figure]
+    for place_of, axes in places:
+        task_at: dict[object, object] = {}
+        for run in all_coordinates(recipe, {axis.key for axis in axes}):
+            place = place_of(run)
+            if place is not None and task_at.setdefault(place, run["task"]) != run["task"]:
+                return True
+    return False
+
+
 def pivot(recipe: Recipe, table: Sequence[SummaryRow], history: Sequence[TableRow], order: Sequence[str]) -> Report:
     """Return the tables and figures of a recipe, filled with the scores of its runs.
 
@@ -237,6 +251,26 @@ def _coordinates(recipe: Recipe, row: SummaryRow) -> Coordinates:
     return {**recipe_coordinates(recipe), "task": row["task"], "method": row["method"], **row["settings"]}
 
 
+def _cell_names(layout: TableRecipe, coordinates: Coordinates) -> tuple[str, str] | None:
+    """Return the names of the row and column that show a run with these coordinates; None if the table omits it."""
+    name, column = axes_label(layout.rows, coordinates), axes_label(layout.columns, coordinates)
+    return None if name is None or column is None else (name, column)
+
+
+def _point_place(layout: FigureRecipe, coordinates: Coordinates) -> tuple[str, str, float | str | None] | None:
+    """Return facet, series and x of the point that shows a run with these coordinates; None if the figure omits it.
+
+    Without a facet or a value of the series, these are "". x is None for a run without the setting on the x axis, and
+    for all runs if the x axis shows epochs.
+    """
+    facet = ABSENT if layout.facet is None else layout.facet.shown_value(coordinates)
+    series, x = layout.series.shown_value(coordinates), x_value(layout.x, coordinates)
+    if LEFT_OUT in (facet, series, x):
+        return None
+    facet, series = ("" if value is ABSENT else to_text(value) for value in (facet, series))
+    return facet, series, None if x is ABSENT else x if isinstance(x, int | float) else to_text(x)
+
+
 def _fill_table(recipe: Recipe, layout: TableRecipe, rows: Sequence[SummaryRow]) -> PivotTable:
     """Return a table of a recipe, laid out by `layout` and filled from `rows` of results in the recipe's order.
 
@@ -248,16 +282,18 @@ def _fill_table(recipe: Recipe, layout: TableRecipe, rows: Sequence[SummaryRow])
     part = layout.part or recipe.evaluate or "validation"
     groups: dict[tuple[str, str], list[SummaryRow]] = {}
     for row in rows:
-        name, column = (axes_label(axes, _coordinates(recipe, row)) for axes in (layout.rows, layout.columns))
-        if name is not None and column is not None:
-            groups.setdefault((name, column), []).append(row)
+        cell = _cell_names(layout, _coordinates(recipe, row))
+        if cell is not None:
+            groups.setdefault(cell, []).append(row)
     cells = []
     for (name, column), group in groups.items():
         best, settings = _best(recipe, group, [*layout.rows, *layout.columns])
         for metric in layout.metrics or [best[0]["metric"]]:
             scores = [score * layout.scale for row in best for score in _scores(row, metric, part)]
+            with error_context(f"{metric} of {name}, {column}"):
+                mean = _mean(scores)
             shown = column_name(column, metric, layout)
-            cells.append(Cell(name, shown, metric, **_mean(scores), runs=len(scores), settings=settings))
+            cells.append(Cell(name, shown, metric, **mean, runs=len(scores), settings=settings))
     paper = layout.published
     about = {} if paper is None else _printed(paper, names, columns)
     title = layout.title or "Best of every method"
@@ -291,13 +327,9 @@ def _fill_figure(
     part = "validation" if by_epoch else layout.part or recipe.evaluate or "validation"
     groups: dict[tuple[str, str, float | str | None], list[SummaryRow]] = {}
     for row in rows:
-        coordinates = _coordinates(recipe, row)
-        facet = ABSENT if layout.facet is None else layout.facet.shown_value(coordinates)
-        series, x = layout.series.shown_value(coordinates), x_value(layout.x, coordinates)
-        if LEFT_OUT not in (facet, series, x):
-            facet, series = ("" if value is ABSENT else to_text(value) for value in (facet, series))
-            x = None if x is ABSENT else x if isinstance(x, int | float) else to_text(x)
-            groups.setdefault((facet, series, x), []).append(row)
+        place = _point_place(layout, _coordinates(recipe, row))
+        if place is not None:
+            groups.setdefault(place, []).append(row)
     points = []
     name = f"blocks of {layout.x.key}" if layout.x.count else layout.x.key
     for (facet, series, x), group in groups.items():

@@ -25,7 +25,7 @@ from lamina.recipes.estimate import BATCHES, Batches, fitted_batches, save_batch
 from lamina.recipes.expand import expand_recipe
 from lamina.recipes.load_tasks import load_tasks
 from lamina.recipes.monitor_keys import monitored_report
-from lamina.recipes.paper_tables import SummaryRow, markdown, pivot, summaries
+from lamina.recipes.paper_tables import SummaryRow, markdown, pivot, summaries, tasks_share_places
 from lamina.recipes.preflight import check_edits, measured
 from lamina.recipes.report_file import REPORT, Report, TableRow, with_drawn_files, write_report_file
 from lamina.recipes.separate_runs import SeparateRuns
@@ -160,13 +160,9 @@ def run_recipe(
 
 
 def _has_means(recipe: Recipe, specs: Mapping[str, RunSpec]) -> bool:
-    """Return whether a score is a mean: over seeds, repeats, or tasks that have one name in a table or figure."""
-    if len({(spec.settings.get("seed"), spec.settings.get("repeat")) for spec in specs.values()}) > 1:
-        return True
-    axes = [axis for table in recipe.table for axis in (*table.rows, *table.columns)]
-    axes += [axis for figure in recipe.figure for axis in figure.axes]
-    named = [[name for name in axis.names.values() if name is not None] for axis in axes if axis.key == "task"]
-    return any(len(set(names)) < len(names) for names in named)
+    """Return whether a score is a mean: over seeds, repeats, or tasks that share a cell or point."""
+    runs = {(spec.settings.get("seed"), spec.settings.get("repeat")) for spec in specs.values()}
+    return len(runs) > 1 or tasks_share_places(recipe)
 
 
 def _write_tables(run: RecipeResult, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,14 @@ def test_names_rename_join_and_leave_out():
     (cell,) = table.cells
     assert (cell.runs, cell.settings) == (4, {})  # the runs of both tasks' best
     assert cell.mean == pytest.approx((0.80 + 0.82 + 0.70 + 0.72) / 4)
+
+
+@pytest.mark.parametrize(("key", "side", "note"), [("table", "columns", "of plain, both"), ("figure", "x", "by task")])
+def test_a_cell_or_point_without_a_finite_mean_is_named(key: str, side: str, note: str):
+    recipe = made(**{key: {side: {"task": {"sst2": "both", "mrpc": "both"}}}})
+    with pytest.raises(ConfigError, match="not finite") as raised:
+        report(recipe, [summary("sst2", "plain", {}, [math.nan]), summary("mrpc", "plain", {}, [0.5])])
+    assert raised.value.__notes__ == [f"accuracy {note}"]
 
 
 def test_a_curve_has_numbers_intervals_and_a_line_across():
