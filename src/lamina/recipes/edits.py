@@ -100,13 +100,16 @@ def arguments_of(edit: str) -> type[BaseModel]:
 
 
 def check_named_edit(
-    edit: Mapping[str, Arguments | None], more: Mapping[str, type[Strict]] = MappingProxyType({})
+    edit: Mapping[str, Arguments | None],
+    *,
+    op: str = "recipe",
+    more: Mapping[str, type[Strict]] = MappingProxyType({}),
 ) -> None:
     """Check an edit of a recipe, or of a plan of `lamina edit`: one name with its arguments (None: no arguments).
 
-    `more` has the edits that only a plan may have, name -> model of the arguments; it is empty for a recipe. Raises
-    ConfigError unless there is exactly one name; ValidationError if there is no such edit, or an argument is not
-    allowed.
+    `more` has the edits that only a plan may have, name -> model of the arguments; it is empty for a recipe. The error
+    for an unknown edit begins with `op`. Raises ConfigError unless there is exactly one name; ValidationError if there
+    is no such edit, or an argument is not allowed.
     """
     if len(edit) != 1:
         raise ConfigError("each edit is one name with its arguments; the next starts with '-'")
@@ -115,7 +118,7 @@ def check_named_edit(
             if name in more:
                 more[name].model_validate(arguments, strict=True)
             else:
-                check_known("plan" if more else "recipe", [name], [*EDITS, *more], "edit")
+                check_known(op, [name], [*EDITS, *more], "edit")
                 check_edit(name, arguments or {})
 
 

@@ -157,10 +157,15 @@ class SeparateRuns:
 
         If scores are equal, a run that `only` excludes now wins, else the first run in the recipe's order.
         """
-        order = {name: number for number, name in enumerate(self.specs)}
-        rank_of_run, task = (sort_key(metric, score), order[name]), self.specs[name].task
+        rank_of_run, task = (sort_key(metric, score), self._order[name]), self.specs[name].task
         others = [(other, row) for other, row in self.scores.items() if other != name and row["task"] == task]
-        return all(rank_of_run < (sort_key(row["metric"], row["score"]), order.get(other, -1)) for other, row in others)
+        return all(
+            rank_of_run < (sort_key(row["metric"], row["score"]), self._order.get(other, -1)) for other, row in others
+        )
+
+    @cached_property
+    def _order(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.specs)}
 
     def _temporary_model(self, name: str) -> Path:
         return self.place / f"{name}.model"

@@ -383,7 +383,7 @@ class DropLeast(Strict):
     stack: str | None = None
 
 
-_CHECKED = checked(partial(check_named_edit, more={DROP_LEAST: DropLeast}))
+_CHECKED = checked(partial(check_named_edit, op="plan", more={DROP_LEAST: DropLeast}))
 _NAMED = BeforeValidator(lambda value: {"preset": value} if isinstance(value, str) else value)
 
 
