@@ -29,6 +29,7 @@ from lamina.errors import BaseMismatchError, ConfigError, DataError, UnknownName
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.concat import Concat
 from lamina.fusion.extra_layers import ExtraLayers
+from lamina.fusion.mean import Mean
 from lamina.fusion.paired_layers import PairedLayers
 from lamina.fusion.pooled_layers import PooledLayers
 from lamina.fusion.scalar_mix import ScalarMix
@@ -258,6 +259,11 @@ def test_pooled_states_train_readers_that_pool_in_the_same_way(tmp_path: Path, p
     assert largest_difference(learnt(with_model), learnt(without)) <= WITHIN
 
 
+class Inside(Mean):
+    site = "ffn"
+    needs_block_inputs = False  # it has no use for the blocks' arguments
+
+
 @pytest.mark.parametrize(
     ("pooling", "fusion", "head", "error"),
     [
@@ -266,6 +272,7 @@ def test_pooled_states_train_readers_that_pool_in_the_same_way(tmp_path: Path, p
         ("first", PooledLayers(dim=8, heads=2, layers=LAYERS), "first", "needs the states of all tokens"),
         (None, ScalarMix(), "mean", "reads layer 0, whose states were not recorded; there are .1, 3."),
         (None, ExtraLayers(1), "mean", "ExtraLayers reads inside the blocks of the model, and only states"),
+        (None, Inside(LAYERS), "mean", "Inside reads inside the blocks of the model, and only states"),
         (None, PairedLayers(dim=8, heads=2, layers=LAYERS), "first", "needs the token ids, to tell two texts apart"),
     ],
 )

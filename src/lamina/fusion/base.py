@@ -100,7 +100,8 @@ class FusionConfig:
         def needs_block_inputs(self) -> bool:
             """Whether the fusion needs more of the model's pass than stored states: if `site` is not "output".
 
-            A subclass whose module needs the arguments of the model's blocks sets it to True.
+            A subclass whose module needs the arguments of the model's blocks sets it to True. It must not be False if
+            `site` is not "output".
             """
             return self.site != "output"
 
@@ -561,7 +562,10 @@ class InputWeighted(Fusion):
             self.amounts = self.amounts.to(seen) + seen
 
     def contributions(self, states: Sequence[Float[Tensor, "1 tokens width"]]) -> Float[Tensor, "layers tokens"]:
-        """Return the absolute weight of each layer at each token of one text, `[layers, tokens]`; keep `amounts`."""
+        """Return the absolute weight of each layer at each token of one text, `[layers, tokens]`.
+
+        `amounts` does not change.
+        """
         seen: list[Tensor] = []
         twin = copy(self)
         twin.observe = lambda weights, mask: seen.append(weights.detach())  # noqa: ARG005  the name is part of the call

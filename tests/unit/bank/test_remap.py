@@ -35,6 +35,18 @@ def test_readers_follow_identity_copies():
     assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
 
 
+class Inside(lamina.Mean):
+    site = "ffn"
+    needs_block_inputs = False  # it has no use for the blocks' arguments
+
+
+def test_a_reader_inside_the_blocks_cannot_follow():
+    bank = bank_on("llama", inside=Inside())
+    lamina.duplicate_(bank.model, [1, 3])
+    with pytest.raises(ConfigError, match=r"'inside' .*, and its fusion cannot read them under other numbers"):
+        bank.remap_()
+
+
 def test_readers_below_a_cut_stay_and_others_are_refused():
     bank = bank_on("bert", low=lamina.ScalarMix(layers=[0, 1]))
     before = logits(bank)
