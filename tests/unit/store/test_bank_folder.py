@@ -24,7 +24,7 @@ from transformers import BertConfig, BertForMaskedLM, GPT2LMHeadModel, T5Encoder
 
 from lamina.bank import Reader, ReaderBank
 from lamina.editing.insert import insert_
-from lamina.editing.record import edits
+from lamina.editing.record import edits, location_of
 from lamina.errors import BaseMismatchError, ConfigError, ModelNotFoundError, StoreError, UnknownNameError
 from lamina.fusion.last_layer import LastLayer
 from lamina.fusion.mean import Mean
@@ -154,6 +154,17 @@ class TestRoundTrip:
             save_bank(bank, folder)
         assert list(load_bank(folder, tiny_model())) == ["mood", "who"]
         assert sorted(path.name for path in folder.iterdir()) == ["README.md", "lamina.json", "processor", "readers"]
+
+    def test_a_failed_save_keeps_the_location_of_the_model(self, tmp_path: Path):
+        model = tiny_model()
+        save(model, tmp_path / "base")
+
+        def fail(path: Path) -> None:
+            raise StoreError(f"{path.name} is refused.")
+
+        with pytest.raises(StoreError, match=r"x is refused"):
+            save_bank(ReaderBank(model, saves_base=True), tmp_path / "bank", files={"x": fail})
+        assert location_of(model) == str(tmp_path / "base")
 
 
 class TestBase:
