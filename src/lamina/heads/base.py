@@ -252,7 +252,7 @@ def linear(maps: Sequence[AffineMap], features: Float[Tensor, "heads *rows dim"]
 class LabelHead(Head):
     """Base class of heads that end with a linear map to one logit per label.
 
-    Subclasses must define `forward_many`, which `forward` calls: the inherited one calls `forward`, without end.
+    Subclasses must define `forward_many` or `forward`: the inherited ones call each other, without end.
 
     Args:
         config: The settings, with `labels`, `class_weights` and optionally `linear`. With `linear=False` the features

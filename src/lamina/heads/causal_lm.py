@@ -65,7 +65,7 @@ class CausalLMHead(VocabularyHead):
         """
         problem = None
         if stack.name != "main":
-            problem = f"the stack '{stack.name}' is one of two, which read different texts"
+            problem = f"the stack '{stack.name}' belongs to an encoder-decoder or a tower; only 'main' is allowed"
         elif main_device(model).type != "meta" and not is_causal(model, stack):
             problem = "the states of a token change with later tokens, so that it would see what it is to predict"
         if problem is not None:

@@ -56,8 +56,10 @@ def refused(model: Any, reader: Reader, match: str) -> None:
 def test_what_sees_later_tokens_is_refused():
     reader = Reader(Mean(), CausalLM())
     refused(model_of("bert"), reader, "causal_lm: in Bert.* states of a token change with later tokens.*MaskedLM")
-    refused(model_of("t5"), reader, "the stack 'encoder' is one of two")
-    refused(model_of("t5"), Reader(Mean(), CausalLM(), stack="decoder"), "the stack 'decoder' is one of two")
+    refused(
+        model_of("t5"), reader, "the stack 'encoder' belongs to an encoder-decoder or a tower; only 'main' is allowed"
+    )
+    refused(model_of("t5"), Reader(Mean(), CausalLM(), stack="decoder"), "the stack 'decoder' belongs")
     for fusion in (AdaLayers(dim=8, positions=True), ExtraLayers()):
         refused(causal_model(), Reader(fusion, CausalLM()), f"the fusion {type(fusion).__name__}, as it is set, looks")
 
