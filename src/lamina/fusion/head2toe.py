@@ -142,9 +142,8 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
     def on_epoch_end(self, done: float, head: nn.Module) -> bool:
         """Update `shares`; at the end of the first stage, also select features and initialise the head again.
 
-        Do nothing once features are selected.
-        `done` is the finished share of the epochs; at 1 it is too late to select, and a warning is logged. `head` reads
-        the features. Returns whether features were selected now.
+        Once features are selected, it does nothing. `done` is the finished share of the epochs; at 1 it is too late to
+        select, and a warning is logged. `head` reads the features. Returns whether features were selected now.
         """
         if bool(self.selected):
             return False

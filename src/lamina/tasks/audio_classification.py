@@ -156,7 +156,8 @@ class LazyAudio(LazyFile):
     def _header(self, rate: int) -> tuple[int, int]:
         """Return the clip's rate (`rate` if it is not known) and number of samples per channel.
 
-        Raises DataError if its header cannot be read or its rate is out of range; MissingExtraError without soundfile.
+        Raises DataError if its header cannot be read or its rate is out of range; MissingExtraError if soundfile is
+        needed (the clip is a file) and not installed.
         """
         if self.rate is not None:
             return self.rate or rate, len(self.data or b"") // 4

@@ -367,7 +367,7 @@ class Comparison(TypedDict):
 def compare(metrics: Sequence[str], rows: int, always: str, score: RowScore) -> Comparison:
     """Return how predictions compare with the best constant predictions, by a bootstrap over rows.
 
-    The 1,000 resamples (fewer for many rows, but at least 200) are the same in each call.
+    The 1,000 resamples (fewer for many rows, but at least 200) are the same in all calls with equal `rows`.
 
     Args:
         metrics: The metrics, at least one. The first of them that `score` returns decides the verdict.

@@ -198,8 +198,8 @@ def _measure(
     """Measure the memory that readers need for a batch: in training with `grad`, else in scoring.
 
     In training, it is what autograd keeps for the gradients; in scoring, the peak. The readers run on states of zeros.
-    The model itself does not run, and neither its weights nor its gradients count. Readers that need the inputs of the
-    model's blocks are left out; if no other is there, both numbers are 0.
+    The model itself does not run, and neither its weights nor its gradients count. Readers that need more of the
+    model's pass than stored states are left out; if no other is there, both numbers are 0.
 
     `readers` is reader name -> (the stack that it reads, its module), and `tokens` the length of a row with padding.
     `labels` returns reader name -> labels for a number of rows. None: no losses are computed, and heads over a
