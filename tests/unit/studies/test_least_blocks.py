@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from inspect import unwrap
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -55,11 +56,14 @@ def test_a_model_with_a_head_is_cut_by_its_loss_and_healed(monkeypatch: pytest.M
         return len(whole.bert.encoder.layer) / len(cut.bert.encoder.layer)
 
     monkeypatch.setattr(least_blocks, "measure_speedup", speedup)
+    evaluated = Mock(wraps=least_blocks.evaluate)
+    monkeypatch.setattr(least_blocks, "evaluate", evaluated)
     task = mood()
     model = trained(task)
     whole, count = copy.deepcopy(model), model.num_parameters()
     report = drop_least_(model, task, 2, by="loss", heal_epochs=4, processor=tiny_tokenizer())
     assert (report.scored_by, report.values, len(report.dropped)) == ("head", 2, 2)
+    assert evaluated.call_count == 3 * 2 + 1 + 3 + 2  # two parts before, cut and healed; whole; without each block left
     assert set(report.costs) == {1, 2, 3}
     assert min(report.costs, key=lambda layer: (report.costs[layer], -layer)) in report.dropped
     assert report.whole == pytest.approx(accuracy(whole, task), abs=0.03)  # over two parts, which differ by a row

@@ -328,12 +328,12 @@ def _by_loss(subject: _Subject, count: int) -> _Choice:
     The model's own head is scored on a tenth of the training rows. Among equals, the highest block is chosen. Returns
     block -> fall of the score in the first round, and the chosen blocks, ascending.
     """
-    held_out = _held_out(subject.task)
-    costs: dict[int, float] = {}
+    score = partial(_own_score, subject, _held_out(subject.task))
+    whole, costs = score(), dict[int, float]()
     chosen: list[int] = []
     for number in range(count):
         desc = f"scoring without each block ({number + 1} of {count})"
-        falls = _falls(subject, partial(_own_score, subject, held_out), chosen, desc)
+        falls = _falls(subject, whole, score, chosen, desc)
         costs = costs or falls
         chosen += _least(falls, 1)
     return costs, sorted(chosen)
@@ -347,19 +347,21 @@ def _by_readers(subject: _Subject, count: int) -> _Choice:
     """
     held_out = _held_out(subject.task)
     with _reader(subject, held_out, _SEEDS[0]) as score:
-        costs = _falls(subject, score, (), "scoring without each block")
+        costs = _falls(subject, score(), score, (), "scoring without each block")
     return costs, _least(costs, count)
 
 
-def _falls(subject: _Subject, score: Callable[[], float], without: Sequence[int], desc: str) -> dict[int, float]:
-    """Return block number (from 1) -> how far `score()` falls below the whole model's score if the block is skipped.
+def _falls(
+    subject: _Subject, whole: float, score: Callable[[], float], without: Sequence[int], desc: str
+) -> dict[int, float]:
+    """Return block number (from 1) -> how far `score()` falls below `whole` (the whole model) if the block is skipped.
 
     Blocks in `without` are skipped with each block, and are not in the result. Where lower scores are better, values
     are how far it rises. `desc` is the text of the progress bar. Raises UnsupportedModelError if a block cannot be
     skipped.
     """
     sign = -1 if subject.task.metric in LOWER else 1
-    whole, left = score(), [layer for layer in range(1, subject.stack.depth + 1) if layer not in without]
+    left = [layer for layer in range(1, subject.stack.depth + 1) if layer not in without]
     falls: dict[int, float] = {}
     for layer in progress_bar(left, show=subject.progress, desc=desc):
         with skipping(subject.model, subject.stack, [*without, layer], op=_OP):
