@@ -6,6 +6,7 @@ from tests.support.tiny import FAMILIES
 
 import lamina
 from lamina.errors import ConfigError
+from lamina.fusion.mean import Mean
 
 INPUTS = {"input_ids": torch.arange(5, 15)[None], "attention_mask": torch.ones(1, 10, dtype=torch.long)}
 HEAD = lamina.SequenceClassification(("no", "yes"), pooling="mean")
@@ -35,7 +36,7 @@ def test_readers_follow_identity_copies():
     assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
 
 
-class Inside(lamina.Mean):
+class Inside(Mean):
     site = "ffn"
     needs_block_inputs = False  # it has no use for the blocks' arguments
 
