@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
 
 import numpy as np
@@ -86,35 +86,42 @@ def _probe_verdicts(study: Study) -> Iterator[str]:
     """Yield one sentence per task of a probing study, which says whether probes beat the best baseline.
 
     The measure "ahead" is the score of a probe minus the score of the best baseline. The sentence calls a layer better
-    only if this difference is significant, and never with a single seed. Other studies, and tasks without baselines,
-    yield no sentence.
+    only if this difference is significant, and never with a single seed. Other studies, and tasks without a score of a
+    baseline and a probe, yield no sentence; a score that is NaN does not count.
     """
     table: Frame = study.table
     if study.name != "probe" or not {"task", "measure", "layer", "metric", "low", "p"} <= set(table.columns):
         return
-    for task, rows in table.groupby("task", sort=False):
-        scores = rows[rows["measure"] == "score"]
+    sites = table["site"].astype(object).fillna("output") if "site" in table else "output"
+    for task, rows in table.assign(site=sites).groupby("task", sort=False):
+        scores = rows[(rows["measure"] == "score") & rows["score"].notna()]
         baselines, probes = scores[scores["seed"].isna()], scores[scores["seed"].notna()]
         ahead = rows[rows["measure"] == "ahead"]
         if baselines.empty or probes.empty or ahead.empty:
             continue
         strongest = baselines.loc[baselines["score"].idxmax()]
-        sited = probes.assign(site=probes.get("site", "output"))
-        means = sited.groupby(["site", "layer", "probe"], sort=False)["score"].mean()
+        means = probes.groupby(["site", "layer", "probe"], sort=False)["score"].mean()
         site, layer, probe = means.idxmax()
-        place = f"{'' if site == 'output' else f'the {site} of '}layer {layer:g}"
         name = BASELINES.get(strongest["probe"], str(strongest["probe"]))
         metric = str(strongest["metric"]).replace("_", " ")
-        against = f"{metric} {means.max():.3f} ({probe} probe of {place}) against {strongest['score']:.3f}"
+        against = (
+            f"{metric} {means.max():.3f} ({probe} probe of {_place(site, [layer])}) against {strongest['score']:.3f}"
+        )
         better = ahead[(ahead["score"] > 0) & (ahead["low"] > 0) & (ahead["p"] <= _SIGNIFICANT)]
         if probes["seed"].nunique() < 2:
             yield f"{task}: one seed cannot show whether a layer is better than {name}: {against}."
         elif better.empty:
             yield f"{task}: no better than {name}, as far as this study can tell: {against}."
         else:
-            layers = sorted({int(layer) for layer in better["layer"]})
-            which = f"layer {layers[0]} is" if len(layers) == 1 else f"layers {', '.join(map(str, layers))} are"
-            yield f"{task}: {which} better than {name}: {against}."
+            by_site = better.groupby("site", sort=False)["layer"].unique()
+            places = " and ".join(_place(site, layers) for site, layers in by_site.items())
+            yield f"{task}: {places} {'is' if by_site.map(len).sum() == 1 else 'are'} better than {name}: {against}."
+
+
+def _place(site: str, layers: Iterable[int]) -> str:
+    """Return the words for layers at a site, such as "layers 1, 2" (site "output") or "the ffn of layer 4"."""
+    numbers = [f"{layer:g}" for layer in sorted(layers)]
+    return f"{'' if site == 'output' else f'the {site} of '}layer{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
 
 
 def _seeds(study: Study) -> list[int]:
@@ -269,8 +276,9 @@ def with_interval(rows: Frame, keys: Sequence[str], value: str) -> tuple[Frame, 
         value: The column to average. Several rows with one seed are averaged before the mean over seeds is computed.
 
     Returns:
-        A table with the keys, which may have any name, and a table with "value", "low", "high" (both NaN for a single
-        seed) and "seeds": the number of seeds whose mean is not NaN; the others are left out.
+        A table with the keys, which may have any name, and a table with "value", "low", "high" and "seeds": the number
+        of seeds whose mean is not NaN; the others are left out. "low" and "high" are NaN for a single seed; they and
+        "value" are NaN for no seed.
     """
     by = list(dict.fromkeys(keys))
     grouped = _per_seed(rows, by, value).groupby(by, dropna=False, sort=False, observed=True)[value]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -254,6 +255,33 @@ def test_a_verdict_tells_the_sites_of_a_layer_apart():
     table = pd.concat([study.table.assign(site="output"), inside])
     (sentence, *_) = study_section(Study("probe", table), "run").conclusions
     assert sentence.endswith("accuracy 0.900 (mlp probe of the ffn of layer 4) against 0.480.")
+    ahead = study.table.tail(1)
+    inside = [ahead.assign(site="ffn", layer=layer) for layer in (3, 4)]
+    for better, words in (
+        ([ahead.assign(site="output"), inside[1]], "layer 4 and the ffn of layer 4 are"),
+        ([inside[1]], "the ffn of layer 4 is"),
+        (inside, "the ffn of layers 3, 4 are"),
+    ):
+        table = pd.concat([study.table.head(-1).assign(site="output"), *better])
+        (sentence, *_) = study_section(Study("probe", table), "run").conclusions
+        assert sentence.startswith(f"film: {words} better than TF-IDF")
+
+
+@pytest.mark.parametrize("site", [None, math.nan])
+def test_a_verdict_reads_an_empty_site_as_the_output(site: float | None):
+    table = probed(0.1).table.assign(site=site)
+    (sentence, *_) = study_section(Study("probe", table), "run").conclusions
+    assert sentence.endswith(
+        "layer 4 is better than TF-IDF + logistic regression: accuracy 0.700 (mlp probe of layer 4) against 0.480."
+    )
+
+
+@pytest.mark.parametrize("missing", ["mlp", "tfidf"])
+def test_a_task_whose_scores_are_all_nan_has_no_verdict(missing: str):
+    table = probed(0.1).table
+    table.loc[(table["probe"] == missing) & (table["measure"] == "score"), "score"] = math.nan
+    study = Study("probe", pd.concat([table, probed(0.1).table.assign(task="book")]))
+    assert [sentence[:17] for sentence in study_section(study, "run").conclusions[:1]] == ["book: layer 4 is "]
 
 
 def test_scores_are_titled_by_their_metric():
