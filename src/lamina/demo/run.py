@@ -170,7 +170,8 @@ def run_demo(
     """
     start, folder = time.perf_counter(), Path(folder)
     require_packages("demo", "demo", "altair", "vl_convert", "seqeval")  # before the training
-    rows = rows or (ROWS_FULL if full else ROWS)
+    if rows is None:
+        rows = ROWS_FULL if full else ROWS
     tasks = _tasks(write(folder / "corpus", seed=seed, rows=rows, sentences=sentences))
     model, tokenizer = load(MODEL)
     bank = ReaderBank(model, tokenizer)

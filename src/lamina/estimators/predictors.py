@@ -375,13 +375,19 @@ class LaminaTagger(LaminaEstimator):
             LaminaError: If the backend cannot be used, or an output is NaN or infinite.
             MissingExtraError: If the tags mark spans, and seqeval is not installed.
         """
-        guesses = self.predict(X)
+        self._check_fitted()
         op = self._op("score")
-        truths = [[_name(tag, op) for tag in row] for row in as_tags(y, guesses, op)]
-        named = [[_name(tag, op) for tag in row] for row in guesses]
+        truths = [[_name(tag, op) for tag in row] for row in as_tags(y, as_words(X, op), op)]
         known = [[at for at, tag in enumerate(row) if tag is not None] for row in truths]
-        if (scheme := recognise(_name(tag, op) or "" for tag in self.classes_)) is not None:
-            truths, named = ([[*to_iob2(row, scheme)] for row in rows] for rows in (truths, named))
+        classes = [_name(tag, op) or "" for tag in self.classes_]
+        if (scheme := recognise(classes)) is not None:
+            truths = [[*to_iob2(row, scheme)] for row in truths]
+        can_mark = scheme is not None or marks_spans(classes)
+        if can_mark and marks_spans(tag for row in truths for tag in row if tag is not None):
+            require_metrics(op, ["span_f1"])  # before the passes of the model
+        named = [[_name(tag, op) for tag in row] for row in self.predict(X)]
+        if scheme is not None:
+            named = [[*to_iob2(row, scheme)] for row in named]
         labels = sorted({str(tag) for row in (*truths, *named) for tag in row if tag is not None})
         number = {name: at for at, name in enumerate(labels)}
         said, true = (

@@ -328,14 +328,16 @@ class Predictor:
         """Predict as `__call__` does, for examples that `prepare` has encoded; errors as in the function `predict`.
 
         For `budget` see `answer_by_pass`. The backend is chosen again for each call; see `choose_engine`. Warnings also
-        name readers that are untrained, and once those that learnt from pairs and read single texts, or vice versa.
+        name readers that are untrained, and those that learnt from pairs and read single texts, or vice versa. A reader
+        is named once by the latter.
         """
         prepared.warn("predict")
         if prepared.count:
-            for name, pairs in self._paired.items():
-                if (now := prepared.splits[self._tasks[name].kind.name].pairs) != pairs:
-                    self._runner.warn_about_pairs({name: now})
-            self._paired = {}  # one warning is enough
+            reads_pairs = {name: prepared.splits[self._tasks[name].kind.name].pairs for name in self._paired}
+            if reads_pairs != self._paired:
+                self._runner.warn_about_pairs(reads_pairs)
+                # one warning per reader is enough
+                self._paired = {name: pairs for name, pairs in self._paired.items() if pairs == reads_pairs[name]}
             if isinstance(self._runner, BankRunner):
                 warn_of_untrained("predict", self.readers)
             self.choose_engine()

@@ -150,8 +150,11 @@ class Reloader:
 
         def is_changed(other: str) -> bool:
             if other in source:
-                readers = {source[other], bank[other]}  # most often one and the same
-                return len({fingerprint_of_tensors(reader.state_dict().items()) for reader in readers}) > 1
+                before, now = source[other], bank[other]
+                if before is now:
+                    return False
+                weights = {fingerprint_of_tensors(reader.state_dict().items()) for reader in (before, now)}
+                return len(weights) > 1
             # the server has removed a reader of this name earlier, and now another one is added
             return source is self._scheduler.bank and other in self._latest
 

@@ -40,7 +40,8 @@ class Settings(BaseModel):
         max_concurrent_passes: Passes at a time; None: see `scheduler.default_passes`.
         max_concurrent_requests: Requests accepted and not answered; a further request gets status 429.
         max_concurrent_generations: Texts generated at a time; a further request gets status 429.
-        max_total_tokens: Tokens of a prompt and its generated text together; with an encoder, of each of them.
+        max_total_tokens: Tokens of a prompt and its generated text together; with an encoder, of each of them. If a
+            request sets more new tokens than fit, it gets status 422.
         max_client_batch_size: Texts per request.
         max_request_tokens: Tokens of a request's texts, without those that are cut off.
         payload_limit: Bytes of a request's body.

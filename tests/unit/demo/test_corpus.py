@@ -16,6 +16,7 @@ import pytest
 from lamina.demo import corpus as demo
 from lamina.demo import templates
 from lamina.demo.corpus import FAULTS
+from lamina.demo.run import run_demo
 from lamina.demo.templates import Token
 from lamina.errors import ConfigError
 
@@ -283,6 +284,11 @@ def test_the_longer_of_overlapping_entities_wins(names, tags):
 def test_too_few_rows():
     with pytest.raises(ConfigError, match=r"demo corpus: rows is 47; .* Give at least 48\."):
         demo.corpus(rows=47)
+
+
+def test_no_rows_are_not_the_usual_number_of_rows(tmp_path):
+    with pytest.raises(ConfigError, match="demo corpus: rows is 0;"):
+        run_demo(tmp_path, rows=0)
 
 
 def test_write(tmp_path):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -49,6 +50,10 @@ def test_the_score_is_span_f1_where_tags_mark_spans_and_accuracy_else(base: str)
 def test_the_span_score_names_the_package_that_it_lacks(base: str, monkeypatch: pytest.MonkeyPatch):
     fitted = LaminaTagger(base, **FAST | {"epochs": 1}).fit(WORDS, TAGS)
     monkeypatch.setattr(errors, "find_spec", lambda _: None)
+    outside = [["O"] * len(words) for words in WORDS]
+    monkeypatch.setattr(fitted, "predict", lambda _: outside)
+    assert fitted.score(WORDS, outside) == 1  # the accuracy, as no tag marks a span
+    monkeypatch.setattr(fitted, "predict", Mock(side_effect=AssertionError("the model runs")))
     with pytest.raises(MissingExtraError, match=r"LaminaTagger.score.*seqeval"):
         fitted.score(WORDS, TAGS)
 

@@ -501,6 +501,11 @@ def test_readers_that_learnt_from_pairs_say_so_where_single_texts_come(caplog: p
     assert "'single'" not in caplog.text
     evaluate(bank, {"single": pairs})
     assert "evaluate: 'single' was trained on single texts and now reads pairs of texts" in caplog.text
+    predictor = Predictor(bank, PassOptions(), readers=["pairs", "single"])
+    for examples, warned in (([], []), (["good"], ["pairs"]), ([("a", "good")], ["single"]), (["good"], [])):
+        caplog.clear()
+        predictor(examples)
+        assert [name for name in ("pairs", "single") if f"'{name}' was trained on" in caplog.text] == warned
 
 
 def test_a_reader_that_nothing_has_trained_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):

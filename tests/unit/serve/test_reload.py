@@ -163,6 +163,13 @@ def test_a_cascade_that_is_added_without_its_first_reader_is_removed(client: Tes
     assert "both" in client.get("/info").json()["monitors"]
 
 
+def test_readers_that_stay_are_not_hashed(client: TestClient, bank: ReaderBank, monkeypatch: pytest.MonkeyPatch):
+    cascade(bank)
+    monkeypatch.setattr("lamina.serve.reload.fingerprint_of_tensors", Mock(side_effect=AssertionError("hashed")))
+    assert "removed_monitors" not in changed(client, "tone")
+    assert "both" in client.get("/info").json()["monitors"]
+
+
 def test_reload_serves_the_readers_in_the_folder(client: TestClient, bank: ReaderBank, tmp_path: Path):
     changed(client, "tone")
     third = other_bank(bank, 1.0)
