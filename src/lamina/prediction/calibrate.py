@@ -311,10 +311,10 @@ def score_texts(
     """Return monitor name -> its scores of each text of a task, from one pass of the model; see `_running_scores`.
 
     `group` has the task's encoded windows, `runner` the bank, and `options` the batch size and precision. With
-    `finished`, a model that reads in both directions is allowed, and each score depends on the whole text; otherwise it
-    is a ConfigError. With `features`, the readers' features are averaged too, for a sketch. Raises NotFiniteError if a
-    score is NaN, and ConfigError if the frozen model has changed. A pass may miss such a change: call `seal_base`
-    before choosing a threshold.
+    `finished`, a model that reads in both directions is allowed, whose scores then depend on the whole text; without
+    it, such a model is a ConfigError. With `features`, the readers' features are averaged too, for a sketch. Raises
+    NotFiniteError if a score is NaN, and ConfigError if the frozen model has changed. A pass may miss such a change:
+    call `seal_base` before choosing a threshold.
     """
     inputs = cast("Windows", group.inputs)
     encoded, texts = inputs.encoded, inputs.encoded.texts

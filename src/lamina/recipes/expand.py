@@ -157,9 +157,9 @@ def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[object]]) -> Recipe
     """Return a copy of a recipe in which a sweep's values replace those of the grids.
 
     `sweeps` is key of a grid -> values, from the command line; a key may be short, such as "alpha" for "fusion.alpha".
-    Grids that could have the key and do not get it; readers and methods without such a setting stay as they are. Raises
-    UnknownNameError if no reader or method could have a key. Raises ConfigError if a value is not allowed, a short key
-    may mean two full ones, or two sweeps set one key.
+    A grid that could have the key and lacks it gets it; readers and methods without such a setting stay as they are.
+    Raises UnknownNameError if no reader or method could have a key. Raises ConfigError if a value is not allowed, a
+    short key may mean two full ones, or two sweeps set one key.
     """
     fields: Fields = recipe.model_dump(exclude_unset=True)
     bodies: list[tuple[Grid, Fields, list[str]]] = [  # a grid, the fields of its reader or method, all keys it may have

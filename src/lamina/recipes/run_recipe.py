@@ -195,8 +195,8 @@ def _other_progress_bars(*, show: bool) -> Iterator[None]:
 def _table_files(run: RecipeResult, folder: Path | None) -> Files:
     """Return file name -> function that writes this file of a recipe's results to a path, for each name in `TABLES`.
 
-    The report takes over the list of drawn files from an earlier report in `folder`. If there is no
-    folder or no earlier report, the new report is written unchanged.
+    The report takes over the list of drawn files from an earlier report in `folder`. If there is no folder or no
+    earlier report, the new report is written unchanged.
     """
     report = run.report if folder is None else with_drawn_files(run.report, folder)
     writers: tuple[Callable[[Path], None], ...] = (
@@ -247,8 +247,8 @@ class _Session:
         """Fill `batches` with those that fit the memory of each GPU, and save them in the output folder, if any.
 
         None as `memory_bytes`: `batches` stays empty, and the file of an earlier run is deleted, unless the run is
-        resumed. `options` replace those of the recipe's `fit`. Only the first process writes. Raises the
-        errors of `expand` and `fitted_batches`, such as ConfigError if no batch fits, and those of `save_batches`.
+        resumed. `options` replace those of the recipe's `fit`. Only the first process writes. Raises the errors of
+        `expand` and `fitted_batches`, such as ConfigError if no batch fits, and those of `save_batches`.
         """
         resume = bool({**self.recipe.fit, **options}.get("resume"))
         if memory_bytes is not None:

@@ -352,7 +352,10 @@ class Checkpoints:
         return max(0, (_KEEP + 1) * checkpoint_bytes - present_bytes)
 
     def clear(self) -> None:
-        """Remove all checkpoints, incomplete ones too, and then an empty folder; StoreError as in `newest`."""
+        """Remove all checkpoints, incomplete ones too, and the folder, if it is empty then.
+
+        Raises StoreError as `newest` does.
+        """
         for path in [*self._paths("."), *self._paths()]:
             _remove(path)
         with suppress(OSError):

@@ -106,8 +106,7 @@ def cell_portion(folder: Path, name: str, point: float | None, settings: CellSet
 
     `point` is the number of training rows in the setting "scarce", the share of the positive class in "imbalance", else
     None: as many rows as possible are trained on, half of them positive; see `portion`. In "shift", the scored rows are
-    those of the set's shifted version. Raises DataError if the set is missing,
-    damaged or too small.
+    those of the set's shifted version. Raises DataError if the set is missing, damaged or too small.
     """
     data = read_set(folder, name)
     data = data.without_repeats() if settings.unique else data
