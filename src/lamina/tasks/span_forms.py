@@ -76,7 +76,7 @@ class SpanMark:
     by_tokens: bool = False
 
 
-def read_spans(cell: object, default: str = SPAN_LABEL, known: Collection[str] = ()) -> tuple[list[SpanMark], int]:
+def read_spans(cell: object, default: str = SPAN_LABEL) -> tuple[list[SpanMark], int]:
     """Return the spans in a cell, and the number of results of Label Studio in it that are no spans.
 
     Such results are choices, ratings, relations and others; they are skipped.
@@ -89,7 +89,6 @@ def read_spans(cell: object, default: str = SPAN_LABEL, known: Collection[str] =
         cell: One of these, or a JSON text with one of these: a list of spans; an object with the list under "entities",
             "ents", "spans", "annotations" or "result"; lists of starts, ends and labels; or lists of texts by label.
         default: Label of spans without a label.
-        known: Labels that are allowed although they look like tags, such as "B-cell".
     """
     cell = cell if isinstance(cell, list | tuple) else plain(cell)
     if isinstance(cell, str) and cell.strip()[:1] in ("[", "{"):
@@ -116,7 +115,7 @@ def read_spans(cell: object, default: str = SPAN_LABEL, known: Collection[str] =
         rule = "; they are tags of words, and the text is not a list of words. Divide it, as with text.split()."
         raise SpanError(shown(cell), rule)
     spans = [span for span in cell if not _is_other_result(span)]
-    return [_mark(mention, default, known) for span in spans for mention in _mentions(span)], len(cell) - len(spans)
+    return [_mark(mention, default) for span in spans for mention in _mentions(span)], len(cell) - len(spans)
 
 
 def _is_other_result(span: object) -> bool:
@@ -198,10 +197,8 @@ def _list_of(cell: Mapping[str, object]) -> object:
     return [cell]
 
 
-def _mark(span: object, default: str, known: Collection[str]) -> SpanMark:
+def _mark(span: object, default: str) -> SpanMark:
     """Return `span`, one entry of a list of spans, as a `SpanMark`, with the label `default` if it has none.
-
-    `known` has the labels that are allowed although they look like tags.
 
     Raises SpanError if the entry has an unknown form or no valid label, LabelCellError if its label is no class name,
     and UnplacedSpanError if it has several labels.
@@ -210,21 +207,21 @@ def _mark(span: object, default: str, known: Collection[str]) -> SpanMark:
     if isinstance(entries, str):
         return SpanMark(shown(span), default, text=entries)
     if isinstance(entries, list) and len(entries) in (2, 3) and all(map(_is_offset, entries[:2])):
-        label = default if len(entries) == 2 else _label(span, [entries[2]], default, known)
+        label = default if len(entries) == 2 else _label(span, [entries[2]], default)
         return SpanMark(shown(span), label, (int(entries[0]), int(entries[1])))
     if isinstance(span, Mapping):
-        return _object_mark(span, default, known)
+        return _object_mark(span, default)
     rule = "a span is a text, [start, end], [start, end, label], or an object with start, end and label"
     raise SpanError(f"{shown(span)} as a span", f"; {rule}. Numbers count characters.")
 
 
-def _object_mark(span: Mapping[str, object], default: str, known: Collection[str]) -> SpanMark:
+def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
     """Return the span that a JSON object describes, with the label `default` if it has none.
 
     An object with a text, and without start and end, gives a span without edges. In {"entity": "Lima", "type": "LOC"},
     as language models write spans ("label" for "type" too), "entity" is the text; beside a start, an end or another
     text it is a label. Otherwise start and end must be whole numbers. Raises SpanError if they are not, or if the label
-    or the place may be under an unknown key. `_label` raises errors about labels, but not about those in `known`.
+    or the place may be under an unknown key. `_label` raises errors about labels.
     """
     fields: Mapping[str, object] = span
     if isinstance(span.get("value"), Mapping):  # Label Studio, whose "type" beside it is the type of the form
@@ -236,9 +233,10 @@ def _object_mark(span: Mapping[str, object], default: str, known: Collection[str
         text = "entity"  # {"entity": "Lima", "type": "LOC"}
     labels = [fields[key] for key in names if key != text]
     if not labels and (other := sorted(set(map(str, fields)) - {*_STARTS, *_ENDS, *_TEXTS} - _NEUTRAL)):
-        rule = f", a span with the keys {', '.join(other)}; its label is under one of: {', '.join(_LABELS)}"
+        known = ", ".join(_LABELS)
+        rule = f", a span with the keys {', '.join(other)}; its label is under one of: {known}"
         raise SpanError(shown(span), f"{rule}.")
-    label = _label(span, labels, default, known) if labels else default
+    label = _label(span, labels, default) if labels else default
     content = None if text is None else plain(fields[text])
     carried = None if content is None or isinstance(content, Mapping | list) else str(content)
     if start is None and end is None and carried is not None:
@@ -263,13 +261,13 @@ def _may_be_place(key: str, text: str) -> bool:
     return bool(_PLACE.fullmatch(text)) and bool(_PLACE_KEY.search(key.lower()) or len(_NUMBER.findall(text)) == 2)
 
 
-def _label(span: object, labels: Sequence[object], default: str, known: Collection[str]) -> str:
+def _label(span: object, labels: Sequence[object], default: str) -> str:
     """Return the label of a span. `labels` are the values of its label keys: a name, {"value": name}, or a list of one.
 
-    Raises SpanError if there is no label or one is missing; if the label is "O"; or if it begins with "B-" or "I-" and
-    is not in `known`. In a span with the keys "index" and "entity", as pipelines write them, "E-", "L-", "S-" and "U-"
-    count like "B-". Raises LabelCellError if a label is not a class name, and UnplacedSpanError if labels differ. The
-    message about a missing label names `default`, the label of spans without a label key.
+    Raises SpanError if there is no label or one is missing, or if the label is "O" or begins with "B-" or "I-". In a
+    span with the keys "index" and "entity", as pipelines write them, it may not begin with "E-", "L-", "S-" or "U-"
+    either. Raises LabelCellError if a label is not a class name, and UnplacedSpanError if labels differ. The message
+    about a missing label names `default`, the label of spans without a label key.
     """
     entries = [part for label in map(plain, labels) for part in (label if isinstance(label, list) else [label])]
     # flair writes its labels with their confidence
@@ -284,7 +282,7 @@ def _label(span: object, labels: Sequence[object], default: str, known: Collecti
         rule = "; O is the tag of words outside all spans. Leave such spans out, or rename the label."
         raise SpanError(f"the span {shown(span)} with the label O", rule)
     is_of_token = isinstance(span, Mapping) and "index" in span and "entity" in span
-    if names[0] not in known and (_TAG_OF_TOKEN if is_of_token else _TAG).fullmatch(names[0]):
+    if (_TAG_OF_TOKEN if is_of_token else _TAG).fullmatch(names[0]):
         hint = "Give pipelines aggregation_strategy='simple'"
         rule = f"; labels of spans have no B-, I-, E-, L-, S- or U-. {hint}."
         raise SpanError(f"the span {shown(span)} with the tag {names[0]}", rule)

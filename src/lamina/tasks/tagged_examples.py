@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple, TypeAlias
@@ -204,7 +204,7 @@ def span_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSp
 
     Every word that shares a character with a span is tagged. `span_forms` describes the forms of spans; if a span is a
     text, it is labelled wherever it occurs as whole words, or else wherever it occurs. The spans of a pair are in its
-    second text. `spec.labels` may have labels of spans in place of tags (see `_are_tags`). Spans without a label get
+    second text. `spec.labels` may have labels of spans in place of tags. Spans without a label get
     the label in `spec.labels` if that has only one, or else "span". Rows and splits without labels are treated as in
     `labelled`. A warning says if no training row has a span.
 
@@ -219,11 +219,11 @@ def span_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSp
     """
     tables = lab.labelled(tables, spec, texts=True)
     labels = spec.labels
-    if labels and not _are_tags(labels):
+    if labels and not any(label[:2] in ("B-", "I-") for label in labels):
         labels = ("O", *(f"{mark}-{label}" for label in labels if label != "O" for mark in "BI"))
     types = {label.partition("-")[2] for label in labels or () if label != "O"}
     default = next(iter(types)) if len(types) == 1 else tag_schemes.SPAN_LABEL
-    rows = {part: _tagged_texts(table, spec, default, types) for part, table in tables.items()}
+    rows = {part: _tagged_texts(table, spec, default) for part, table in tables.items()}
     if labels is None:
         declared = lab.label_source(tables).class_names
         seen = {tag for row in rows["train"] for tag in row.tags if tag is not None}
@@ -236,25 +236,12 @@ def span_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSp
     return spec, {part: _span_split(table, spec, rows[part]) for part, table in tables.items()}
 
 
-def _are_tags(labels: Sequence[str]) -> bool:
-    """Return whether a task's labels are tags, such as "O", "B-x" and "I-x", and not labels of spans, such as "B-cell".
-
-    They are tags if both `B-x` and `I-x` are there for some x; or if one begins with "B-" or "I-", all are tags that
-    mark spans or "O", and "O" is there.
-    """
-    marked = [label for label in labels if label[:2] in ("B-", "I-")]
-    in_pairs = any(f"B-{label[2:]}" in labels and f"I-{label[2:]}" in labels for label in marked)
-    return in_pairs or (bool(marked) and "O" in labels and marks_spans(labels))
-
-
 def _labelled_texts(table: Table, spec: ColumnSpec) -> Sequence[str]:
     return lab.texts(table, spec.text if spec.text_pair is None else spec.text_pair)
 
 
-def _tagged_texts(table: Table, spec: ColumnSpec, default: str, known: Collection[str]) -> list[_TaggedText]:
-    """Return the words of each row's text with their tags.
-
-    `default` is the label of spans without a label. The labels in `known` are allowed although they may look like tags.
+def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedText]:
+    """Return the words of each row's text with their tags; `default` is the label of spans without a label.
 
     Edges of spans count characters. They are read as UTF-16 units instead, with a warning, if no span is wrong in units
     and one of two cases holds. More rows have wrong spans in characters than have cut words in units. Or no span is
@@ -267,7 +254,7 @@ def _tagged_texts(table: Table, spec: ColumnSpec, default: str, known: Collectio
     for row, cell in zip(table.rows, table.column(spec.label), strict=True):
         with lab.cell_errors(table, row, spec.label):
             try:
-                spans, others = span_forms.read_spans(cell, default, known)
+                spans, others = span_forms.read_spans(cell, default)
                 marks.append(spans)
                 skipped += others
                 emptied += others > 0 and not spans

@@ -321,25 +321,6 @@ def test_labels_of_spans_stand_for_their_tags():
     assert tagged(task) == EXPECTED
 
 
-def test_labels_of_spans_may_begin_like_tags():
-    cells = [
-        {"start": start, "end": end, "label": label} for (start, end), label in ((LIMA, "B-cell"), (ANA, "T-cell"))
-    ]
-    task = read(cells, labels=["B-cell", "T-cell"])
-    assert task.labels == ("O", "B-B-cell", "I-B-cell", "B-T-cell", "I-T-cell")
-    assert tagged(task) == [("Lima", "B-B-cell"), ("Ana", "B-T-cell"), ("Ruiz", "I-T-cell")]
-    assert tagged(read(cells, labels=task.labels)) == tagged(task)
-    assert read([], labels=["B-cell"]).labels == ("O", "B-B-cell", "I-B-cell")
-    assert read([], labels=["B-cell", "O", "T-cell"]).labels == task.labels
-    with pytest.raises(DataError, match="with the tag B-cell in"):
-        read(cells, labels=["cell", "T-cell"])
-
-
-@pytest.mark.parametrize("labels", [["O", "B-x"], ["B-x", "I-x"], ["O", "B-x", "I-x", "y"], ["O", "B-x", "S-x"]])
-def test_labels_of_spans_may_be_given_as_tags(labels: list[str]):
-    assert read([], "", labels=labels).labels == tuple(labels)
-
-
 def test_class_names_inside_spans_are_kept(tmp_path: Path):
     names = datasets.ClassLabel(names=["LOC", "ORG", "PER"])
     number = datasets.Value("int32")
