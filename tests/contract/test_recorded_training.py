@@ -261,7 +261,6 @@ def test_pooled_states_train_readers_that_pool_in_the_same_way(tmp_path: Path, p
 
 class Inside(Mean):
     site = "ffn"
-    needs_block_inputs = False  # it has no use for the blocks' arguments
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def layer_amounts(bank: ReaderBank, names: Sequence[str], batch: Mapping[str, ob
         states = bank.record_states({stack: sorted(layers) for stack, layers in wanted.items()}, batch)
         return {
             name: None
-            if reader.config.fusion.needs_block_inputs
+            if reader.config.fusion.reads_inside
             else reader.fusion.contributions([states[reader.stack][layer] for layer in reader.layers])
             for name, reader in readers.items()
         }

@@ -256,7 +256,7 @@ class _Listener:
         Readers whose fusion reads inside the blocks cannot; the reason is recorded for them. They are only here if
         `over` is "prompt", and the prompt may be read in pieces.
         """
-        inside = {name for name, reader in template.readers.items() if reader.config.fusion.needs_block_inputs}
+        inside = {name for name, reader in template.readers.items() if reader.config.fusion.reads_inside}
         if inside:
             problem = "its fusion reads inside the blocks, and generate may not read the whole prompt in one pass"
             causes = "prefill_chunk_size, assisted decoding, and caches that hold tokens already or have a fixed size"
@@ -340,6 +340,6 @@ def check_over(model: PreTrainedModel, passes: Sequence[StackPass], over: str) -
         raise ConfigError(f"bank.listen: {problem}. Use over='prompt'.")
     for stack_pass in passes:
         for name, reader in stack_pass.readers.items():
-            if reads_generated_text(stack_pass, model) and reader.config.fusion.needs_block_inputs:
+            if reads_generated_text(stack_pass, model) and reader.config.fusion.reads_inside:
                 problem = f"over is '{over}', and the fusion of reader '{name}' runs along with the model's own blocks"
                 raise ConfigError(f"bank.listen: {problem}, not from one token to the next. Use over='prompt'.")

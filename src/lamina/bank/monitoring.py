@@ -159,7 +159,7 @@ def check_reads_stepwise(op: str, readers: Readers) -> None:
     That is so if its fusion reads inside the model's blocks. It can score whole texts; see `scores_of_monitors`.
     """
     for name, reader in readers.items():
-        if reader.config.fusion.needs_block_inputs:
+        if reader.config.fusion.reads_inside:
             problem = f"reader '{name}' reads inside the model's blocks, which is not possible while the model writes"
             raise ConfigError(f"{op}: {problem}. Use a fusion of the layers' states, such as AdaLayers or ScalarMix.")
 

@@ -466,7 +466,7 @@ class ReaderCollection(nn.Module):
             recorded = states.get(stack_pass.stack.name, {})
             stack_pass.begin(batch)
             for name, reader in stack_pass.readers.items():
-                if reader.config.fusion.needs_block_inputs:
+                if reader.config.fusion.reads_inside:
                     reason = "needs more of the model's pass than its states; call the bank itself"
                     raise ConfigError(f"bank.read_states: reader '{name}' {reason}.")
             for layer in stack_pass.layers:

@@ -38,7 +38,7 @@ def check_needs_states(op: str, reader: Reader) -> None:
     """
     fusion, head = reader.fusion, reader.head
     what = None
-    if fusion.needs_block_inputs or fusion.site != "output":
+    if fusion.reads_inside:
         what = f"{type(fusion).__name__} reads inside the blocks of the model"
     elif fusion.reads_pairs:
         what = f"{type(fusion).__name__} needs the token ids, to tell two texts apart"

@@ -64,7 +64,7 @@ def fusion_after(
     if now == reader.layers and before.layers == after.layers:
         return config
     known = {field.name for field in fields(config)}
-    if config.needs_block_inputs or config.site != "output" or not known & {"layers", "layer"}:
+    if config.reads_inside or not known & {"layers", "layer"}:
         raise ConfigError(f"{_OP}: {reads}, and its fusion cannot read them under other numbers. {_HINT}")
     return replace(config, layers=now) if "layers" in known else replace(config, layer=now[0])
 

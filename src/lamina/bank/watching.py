@@ -421,11 +421,11 @@ def watch(
     check_known(op, [*(stop or ()), *(drift or ())], chosen, "monitor")
     if drift:
         _check_drift(chosen, over, list(drift))
-    readers = {name: readers[name] for monitor in chosen.values() for name in monitor.readers}
-    check_reads_stepwise(op, readers)
+    needed = {name: readers[name] for monitor in chosen.values() for name in monitor.readers}
+    check_reads_stepwise(op, needed)
     # eval mode first: a pass looks at the mode of its readers when it is built
     with evaluating(bank, *([bank.model] if bank.train_base else [])):
-        template = causal_pass(bank, op, readers)
+        template = causal_pass(bank, op, needed)
         check_over(bank.model, [template], over)
         tokenizer = _tokenizer_of(bank)
         options = {"every": every, "on_token": on_token, "tokenizer": tokenizer, "drift": drift or {}}

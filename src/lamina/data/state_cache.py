@@ -203,7 +203,7 @@ def obstacle(bank: ReaderBank, names: Sequence[str], inputs: CacheableInputs | N
     if bank.train_base:
         return "the model is trained too, so its states change"
     for name in names:
-        if bank[name].config.fusion.needs_block_inputs:
+        if bank[name].config.fusion.reads_inside:
             return f"reader '{name}' needs more of the model's pass than its states"
         if bank[name].stack == "decoder":
             return f"reader '{name}' reads the decoder, whose padding does not follow from the lengths of the texts"

@@ -81,6 +81,7 @@ class FusionConfig:
         module: The class of the module that `build` makes.
         streams: Whether the module processes one layer's state at a time. False: it implements `fuse`, which needs the
             states of all layers at once, so that a bank keeps them during the pass.
+        needs_block_inputs: Whether the module needs the arguments of the model's blocks; see `Fusion.block_inputs`.
         site: Where in each block the states are read; see `lamina.layers.sites.at_site`.
         reads_pairs: Whether the fusion needs to know which tokens belong to the first and to the second of two texts.
     """
@@ -88,27 +89,22 @@ class FusionConfig:
     _ranges: ClassVar[Mapping[str, Range]] = {}  # name of a field -> the numbers that it may have
     module: ClassVar[type[Fusion]]
     streams: ClassVar[bool] = True
+    needs_block_inputs: ClassVar[bool] = False
     site: ClassVar[Site] = "output"
     reads_pairs: ClassVar[bool] = False
 
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, Field[object]]]
-        needs_block_inputs: ClassVar[bool]  # not a property, so that type checkers let a subclass set it
-    else:
-
-        @property
-        def needs_block_inputs(self) -> bool:
-            """Whether the fusion needs more of the model's pass than stored states: if `site` is not "output".
-
-            A subclass whose module needs the arguments of the model's blocks sets it to True. It must not be False if
-            `site` is not "output".
-            """
-            return self.site != "output"
 
     def __post_init__(self) -> None:
         check_settings(fusion_name(self), self, self._ranges)
         if isinstance(layers := getattr(self, "layers", None), list | range):  # JSON has no tuples
             object.__setattr__(self, "layers", tuple(layers))
+
+    @property
+    def reads_inside(self) -> bool:
+        """Whether the fusion reads inside the model's blocks, so that states after the blocks are not enough for it."""
+        return self.needs_block_inputs or self.site != "output"
 
     def selector(self) -> Selector:
         """Return the selector of the layers that are read: the field `layers`, if a subclass does not override it."""

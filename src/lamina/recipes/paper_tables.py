@@ -290,7 +290,7 @@ def _fill_table(recipe: Recipe, layout: TableRecipe, rows: Sequence[SummaryRow])
         best, settings = _best(recipe, group, [*layout.rows, *layout.columns])
         for metric in layout.metrics or [best[0]["metric"]]:
             scores = [score * layout.scale for row in best for score in _scores(row, metric, part)]
-            with error_context(f"{metric} of {name}, {column}"):
+            with error_context(f"{metric} of {', '.join(filter(None, (name, column)))}"):
                 mean = _mean(scores)
             shown = column_name(column, metric, layout)
             cells.append(Cell(name, shown, metric, **mean, runs=len(scores), settings=settings))

@@ -115,7 +115,7 @@ def _points(model: nn.Module, stack: LayerStack, layers: list[int]) -> dict[str,
 def fusion_part(name: str, reader: ReaderModule) -> Part:
     """Return the settings and weights of the fusion of reader `name`; ConfigError if it cannot be exported."""
     fusion = reader.fusion
-    if reader.config.fusion.needs_block_inputs:
+    if reader.config.fusion.reads_inside:
         problem = f"reader '{name}' reads inside the blocks, and an exported reader gets only the layers' states"
         raise ConfigError(f"export_reader: {problem}. Use the bank itself.")
     export = next((function for kind, function in _FUSIONS.items() if isinstance(fusion, kind)), None)

@@ -68,7 +68,7 @@ class LinearReader:
                 or one that labels tokens and has no encoder layers.
         """
         reader = bank[name]
-        if reader.config.fusion.needs_block_inputs:
+        if reader.config.fusion.reads_inside:
             problem = f"'{name}' reads inside the blocks, and a linear map gets only the layers' states"
             raise ConfigError(f"linear reader: {problem}. Use the bank itself.")
         (fusion_settings, fusion), (settings, head) = fusion_part(name, reader), head_part(name, reader)

@@ -156,7 +156,7 @@ def paired_bootstrap(
         hint = "Leave out rows without a finite score, or use a metric that has no NaN."
         if math.isfinite(value):
             problem = f"{(~np.isfinite(resampled)).sum()} of {repeats} resamples have no finite score"
-            hint = "Let `metric` return 0 there."
+            hint = "Use a metric that is defined for every resample. F1, for instance, is 0 without positives."
         raise ConfigError(f"{op}: {problem}. {hint}")
     low, high = np.quantile(resampled, [(1 - confidence) / 2, (1 + confidence) / 2])
     p = min(1.0, 2 * (1 + min(int((resampled <= 0).sum()), int((resampled >= 0).sum()))) / (1 + repeats))
@@ -397,7 +397,7 @@ def _moments(predictions: Sequence[Label], truths: Sequence[Label], _labels: Seq
     """Return six values per row, `[rows, 6]`: x, y, x², y², xy and 1. Here x is the prediction and y the truth.
 
     The sums of these values over some rows give Pearson's correlation over the same rows. x and y are centred by their
-    means over all rows, and then divided by their largest absolute value, so that no unit is too small for `_ratio`.
+    means over all rows, and then divided by their largest absolute value, so that no square is too small or too large.
     """
     x, y = (np.asarray(values, float) - np.mean(np.asarray(values, float)) for values in (predictions, truths))
     x, y = (values / (np.abs(values).max(initial=0) or 1) for values in (x, y))
@@ -488,8 +488,10 @@ def _correlation(totals: Array) -> Array:
     It is 0 if all x, or all y, are equal or nearly so.
     """
     x, y, xx, yy, xy, n = np.moveaxis(totals, -1, 0)
-    varies = np.sqrt(np.clip(xx - x * x / n, 0, None) * np.clip(yy - y * y / n, 0, None))
-    return _ratio(xy - x * y / n, varies)
+    of_x, of_y = xx - x * x / n, yy - y * y / n
+    varies = (of_x > 1e-13 * xx) & (of_y > 1e-13 * yy)  # beyond rounding
+    spread = np.sqrt(np.where(varies, of_x, 1) * np.where(varies, of_y, 1))
+    return np.where(varies, (xy - x * y / n) / spread, 0.0)
 
 
 _WORD_METRICS = {

@@ -205,7 +205,7 @@ def _measure(
     `labels` returns reader name -> labels for a number of rows. None: no losses are computed, and heads over a
     vocabulary compute the logits of all positions.
     """
-    readers = {name: entry for name, entry in readers.items() if not entry[1].config.fusion.needs_block_inputs}
+    readers = {name: entry for name, entry in readers.items() if not entry[1].config.fusion.reads_inside}
     if not readers:
         return BatchBytes(0, 0)
     modules = [module for _, module in readers.values()]

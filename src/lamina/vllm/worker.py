@@ -307,7 +307,7 @@ def load_bank(
         raise ConfigError(f"vllm: the readers read several stacks ({', '.join(sorted(stacks))}); an engine has one.")
     if pairs := [name for name in names if bank[name].config.fusion.reads_pairs]:
         raise ConfigError(f"vllm: reader '{pairs[0]}' tells two texts apart, which an engine does not. Leave it out.")
-    if inside := [name for name in names if bank[name].config.fusion.needs_block_inputs]:
+    if inside := [name for name in names if bank[name].config.fusion.reads_inside]:
         raise ConfigError(f"vllm: reader '{inside[0]}' reads inside blocks, where an engine does not. Leave it out.")
     stack = bank.stacks[stacks.pop()]
     check(bank, stack, layout)

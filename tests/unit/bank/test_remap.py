@@ -38,7 +38,6 @@ def test_readers_follow_identity_copies():
 
 class Inside(Mean):
     site = "ffn"
-    needs_block_inputs = False  # it has no use for the blocks' arguments
 
 
 def test_a_reader_inside_the_blocks_cannot_follow():

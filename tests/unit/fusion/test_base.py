@@ -38,12 +38,11 @@ class AtSite(FusionConfig):
     site: Site = "output"  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-def test_a_fusion_needs_the_inputs_of_blocks_if_it_says_so_or_reads_inside_them():
-    assert WithBlocks().needs_block_inputs
-    assert WithBlocks.needs_block_inputs is True
-    assert AtSite("ffn").needs_block_inputs
-    assert not AtSite().needs_block_inputs
-    assert not Own().needs_block_inputs
+def test_a_fusion_reads_inside_the_blocks_if_it_needs_their_inputs_or_has_a_site_there():
+    assert WithBlocks().reads_inside
+    assert AtSite("ffn").reads_inside
+    assert not AtSite().reads_inside
+    assert not Own().reads_inside
 
 
 def test_settings_of_other_packages_may_have_any_name():

@@ -65,6 +65,15 @@ def test_the_correlation_does_not_depend_on_the_unit(scale: float):
     assert float(score(3 * counts[1] + counts[1])) == 0  # a resample of one row
 
 
+@pytest.mark.parametrize("outlier", [1e5, 1e8])
+def test_rows_beside_an_outlier_keep_their_correlation(outlier: float):
+    truths = RNG.uniform(0, 5, 30)
+    guesses = truths + RNG.normal(scale=0.5, size=30)
+    task = TaskOutline("sequence_classification", "regression", ("score",))  # pyright: ignore
+    counts, score = row_counts(task, "pearson", [*guesses, 0.9 * outlier], [*truths, outlier])
+    assert float(score(counts[:-1].sum(0))) == pytest.approx(np.corrcoef(guesses, truths)[0, 1], rel=0.02)
+
+
 @pytest.mark.parametrize("metric", ["accuracy", "f1"])
 def test_several_labels(metric: str):
     truths, guesses = RNG.integers(0, 2, (2, 40, 3))
