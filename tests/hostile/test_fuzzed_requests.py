@@ -113,7 +113,7 @@ def test_a_few_requests_of_each_path(api: Any):
 @pytest.mark.long
 def test_a_few_requests_with_files(files_api: Any):
     api, what, file = files_api
-    seen = fuzz(api, 10, partial(with_files, what=what, file=file), only="/predict")
+    seen = fuzz(api, 20, partial(with_files, what=what, file=file), only="/predict")
     assert min(seen["/predict", status] for status in (200, 422)) > 1, seen
 
 
