@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from lamina.errors import ConfigError
 from lamina.layers.probe_input import MAIN_INPUTS
 from lamina.layers.selectors import select
-from lamina.layers.stack import LayerStack, Side, TapPoint, swapped
+from lamina.layers.stack import LayerStack, Side, TapPoint
 from lamina.layers.state_forms import count_tokens
 
 # called with a layer and its state `[batch, tokens, width]`
@@ -184,7 +184,8 @@ class _Watch:
             values = args if point.side == "input" and isinstance(point.index, int) else rest
             # a ModelOutput can be indexed by position too, so the same index works if the module returns a tuple
             value = values if point.index is None else cast("Mapping[object, object]", values)[point.index]
-            state = swapped(cast("Tensor", value), point.swap)
+            state = cast("Tensor", value)
+            state = state if point.swap is None else state.transpose(*point.swap)
             if point.form is not None:
                 state = point.form.state(state, self.tokens.get(thread))
             self.on_state(layer, state)

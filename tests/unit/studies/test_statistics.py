@@ -104,7 +104,7 @@ def test_a_metric_without_a_score_in_some_resamples_is_told_what_to_return():
         with np.errstate(invalid="ignore"):
             return totals[..., 0] / totals[..., 1]
 
-    match = r"^paired_bootstrap: \d+ of 100 resamples have no finite score\. Use a metric that is defined for every resample\."
+    match = r"^paired_bootstrap: \d+ of 100 resamples have no finite score\. Use a metric that is defined for"
     with pytest.raises(ConfigError, match=match):
         paired_bootstrap(first, second, metric=f1, repeats=100)
     assert paired_bootstrap(first, second, metric=lambda totals: np.nan_to_num(f1(totals)), repeats=100).value == 0.5
