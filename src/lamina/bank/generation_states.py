@@ -83,7 +83,7 @@ class GenerationStates:
     def __init__(
         self, template: StackPass, call: GenerateCall, over: Over, observer: GenerationObserver | None = None
     ) -> None:
-        self.call, self.over, self._template, self._observer = call, over, template, observer
+        self.call, self.over, self.template, self._observer = call, over, template, observer
         self._buffered = _BUFFERED if observer is None else observer.every
         self._skipped = call.prompt if over == "output" else 0  # positions at the start that no reader reads
         self._token_wise = {name: r for name, r in template.readers.items() if r.fusion.is_token_wise()}
@@ -115,7 +115,7 @@ class GenerationStates:
         """
         self._layers_seen, self._arguments = [], (batch, args, kwargs)
         if self.call.assisted or self._passes < 2:
-            self._past = past_tokens(inputs_of(self._template, batch, args, kwargs))
+            self._past = past_tokens(inputs_of(self.template, batch, args, kwargs))
         self._passes += 1
 
     def on_state(self, layer: int, state: Tensor) -> None:
@@ -124,13 +124,13 @@ class GenerationStates:
         A layer that no reader of the template needs is ignored. Raises ConfigError if a layer was skipped, or if it is
         not clear which tokens the pass reads (see `_place`).
         """
-        needed = self._template.layers
+        needed = self.template.layers
         if layer not in needed:
             return
         if not self._layers_seen:
             self._place(state)
         self._layers_seen.append(layer)
-        check_layer_order("bank", self._template.stack, needed[: len(self._layers_seen)], self._layers_seen)
+        check_layer_order("bank", self.template.stack, needed[: len(self._layers_seen)], self._layers_seen)
         if self._fresh:
             self._waiting[layer].append(state[:, state.shape[1] - self._fresh :])
         waiting = sum(part.shape[1] for part in self._waiting[layer]) if layer == needed[-1] else 0
@@ -139,7 +139,7 @@ class GenerationStates:
 
     def on_end(self) -> None:
         """End a pass; raise ConfigError if a layer was not computed."""
-        check_layer_order("bank", self._template.stack, self._template.layers, self._layers_seen)
+        check_layer_order("bank", self.template.stack, self.template.layers, self._layers_seen)
 
     def _place(self, state: Tensor) -> None:
         """Determine which positions of the text the current pass reads, and store their token ids and mask.
@@ -148,8 +148,8 @@ class GenerationStates:
         `generate` continues from a cache whose tokens this object has not seen, or if a reader compares two texts and
         the pass has no token ids.
         """
-        key = "decoder_input_ids" if self._template.stack.name == "decoder" else "input_ids"
-        ids = inputs_of(self._template, *self._arguments).get(key)
+        key = "decoder_input_ids" if self.template.stack.name == "decoder" else "input_ids"
+        ids = inputs_of(self.template, *self._arguments).get(key)
         rows, count = state.shape[:2]
         self._check_tokens(count, ids)
         if self._read and not self._past and not self.call.assisted and count > self._read:
@@ -192,7 +192,7 @@ class GenerationStates:
         Generated tokens, and positions that the mask lacks, are True. `state` is any state of the pass.
         """
         batch, args, kwargs = self._arguments
-        stack, all_real = self._template.stack, state.new_ones(state.shape[0], fresh, dtype=torch.bool)
+        stack, all_real = self.template.stack, state.new_ones(state.shape[0], fresh, dtype=torch.bool)
         if begin >= self.call.prompt:
             return all_real
         mask = batch.get("decoder_attention_mask" if stack.name == "decoder" else "attention_mask")
@@ -221,7 +221,7 @@ class GenerationStates:
             self._observer.on_tokens(TokenBlock(first, self.call.prompt, tokens, real, columns))
             return
         if self._token_wise:
-            stack_pass = self._template.restart(self._token_wise)
+            stack_pass = self.template.restart(self._token_wise)
             for layer in stack_pass.layers:
                 stack_pass.on_state(layer, columns[layer])
             for name, features in stack_pass.features().items():
@@ -297,7 +297,7 @@ class GenerationStates:
         mask[:, 0] |= ~has_tokens  # heads need a real token in every row
         features = {name: gather(parts) for name, parts in self._features.items()}
         if self._whole:
-            stack_pass = self._template.restart(self._whole)
+            stack_pass = self.template.restart(self._whole)
             key = "decoder_" if stack_pass.stack.name == "decoder" else ""
             stack_pass.begin({f"{key}attention_mask": mask, f"{key}input_ids": tokens})
             for layer in stack_pass.layers:
@@ -305,8 +305,8 @@ class GenerationStates:
             features |= stack_pass.features()
         outputs: dict[str, ReaderOutput] = {}
         by_stream = [([*features], [*features.values()])]
-        logits = run_heads(self._template.readers, by_stream, mask, {}, grad=False)
-        for name in self._template.readers:
+        logits = run_heads(self.template.readers, by_stream, mask, {}, grad=False)
+        for name in self.template.readers:
             empty = ~has_tokens.to(logits[name].device).view(-1, *[1] * (logits[name].ndim - 1))
             outputs[name] = ReaderOutput(logits[name].masked_fill(empty, torch.nan), real, tokens=tokens)
         return outputs

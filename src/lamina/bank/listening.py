@@ -288,10 +288,10 @@ class _Listener:
         self._texts.update({(thread, template): text for template, text in texts.items()})
 
         def on_result(result: Generated) -> None:
-            for template, text in texts.items():
-                finished = text.finish(result) if text is not None else {}
+            for text in filter(None, texts.values()):
+                finished = text.finish(result)
                 if isinstance(finished, str):
-                    self._explain(template, finished)
+                    self._explain(text.template, finished)
                 else:
                     outputs.update(finished | outputs)
 

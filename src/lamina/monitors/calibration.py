@@ -42,8 +42,8 @@ class Rounding:
         """
         finite = [score for score in highest if math.isfinite(score)] or [0.0]
         low, high = min(finite), max(finite)
-        if probability:  # log odds, which are finite for 0 and 1 too
-            low, high = (math.log(p / (1 - p)) for p in (min(max(end, 1e-9), 1 - 1e-9) for end in (low, high)))
+        if probability:
+            low, high = _log_odds(low), _log_odds(high)
         return cls(_EPS[precision] * min(16.0, 8 * (high - low)), probability)
 
     def at(self, score: float) -> float:
@@ -58,6 +58,12 @@ class Rounding:
         if self.probability and 0 <= score <= 1:  # the sum of several labels' highest probabilities may exceed 1
             return max(near, self.logit * score * (1 - score))
         return max(near, self.logit * max(1.0, abs(score) / 8))
+
+
+def _log_odds(probability: float) -> float:
+    """Return the log odds of a probability, finite for 0 and 1 too."""
+    inside = min(max(probability, 1e-9), 1 - 1e-9)
+    return math.log(inside / (1 - inside))
 
 
 FLOAT32 = Rounding()

@@ -497,8 +497,13 @@ def _sampling(
     """
     if temperature is not None and temperature < _COLDEST:
         return {"do_sample": False}
-    options = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-    sampling = {name: value for name, value in options.items() if value is not None}
+    sampling: Sampling = {}
+    if temperature is not None:
+        sampling["temperature"] = temperature
+    if top_p is not None:
+        sampling["top_p"] = top_p
+    if top_k is not None:
+        sampling["top_k"] = top_k
     if sampling or do_sample:
-        return cast("Sampling", {"do_sample": True, **sampling})
+        return {"do_sample": True, **sampling}
     return {} if do_sample is None else {"do_sample": False}
