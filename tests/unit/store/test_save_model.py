@@ -296,6 +296,7 @@ def test_a_class_with_the_head_of_the_folders_model_may_replace_it(tmp_path: Pat
 
     save(FAMILIES["bert-SequenceClassification"].known(), tmp_path)
     save(load(tmp_path, Mine)[0], tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["Mine"]
 
 
 def test_a_folder_is_known_after_the_working_directory_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
