@@ -1,12 +1,22 @@
 """Search for a better default reader on 40 of the 113 probing sets; the other 73 are for one confirming run.
 
-    python benchmarks/default_search.py --data FOLDER [--rows 64 1024] [--sets 7 26] [--max-length 128]
+    python benchmarks/default_search.py --data FOLDER [--rows 64 1024 | --share .1] [--sets 7 26] [--max-length 128]
         [--candidates default "rate 3e-3"] [--seeds 0] [--cache FOLDER] [--output out/default-search] [--json]
 
 FOLDER holds the package sae-probes 0.4.2 (`pip download --no-deps`, unpacked). The 40 sets are drawn by a fixed
 seed. Each candidate is trained as `LaminaClassifier` trains its reader, except for what its name says, on MiniLM's
-states, which each set computes once. Two regressions run beside them. Each pair of set and number of rows is saved when
-it ends, and the same command continues an interrupted run. Columns:
+states, which each set computes once. Two regressions run beside them. Some candidates need more than other settings:
+
+    mean                 every layer's tokens are averaged; no query is learned
+    mean beside query    the mean of the tokens beside what the query reads, and one projection of both
+    max beside query     the same with the maximum over the tokens
+    linear skip          the head also gets all layers' means, after a norm and divided by 10
+    3 readers            the log odds of the default with the seeds 0, 1 and 2, averaged
+    with the regression  the log odds of the default plus those of all_layers, each divided by their deviation
+    balanced weights     each class has the same weight in the loss; "root weights": the square root of these weights.
+                         Both run with --share only, since otherwise the classes are equally frequent
+
+Each pair of set and number of rows is saved when it ends, and the same command continues an interrupted run. Columns:
 
     mean AUC       mean over the sets that have ended, each scored on at most 500 rows
     above default  the same minus that of today's default
@@ -18,48 +28,137 @@ it ends, and the same command continues an interrupted run. Columns:
 from __future__ import annotations
 
 import argparse
+import math
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
+import torch
 from common import report
+from scipy.special import logit
+from torch import nn
+from torch.nn import functional as F
 
 import lamina
 from lamina import PooledLayers, Reader, SequenceClassification
+from lamina.fusion.base import Fusion, FusionConfig, dropout
+from lamina.layers.preserve import preserve_training
 from lamina.studies.benchmarking.benchmark import LEVEL
-from lamina.studies.benchmarking.benchmark_cell import CellSettings, ReaderOf, cell_rows
+from lamina.studies.benchmarking.benchmark_cell import CellSettings, ReaderOf, States, cell_portion
 from lamina.studies.benchmarking.probing_sets import MOST_TRAINED, find_data, set_names
+from lamina.studies.benchmarking.regressions import auc
 from lamina.studies.runner import Cell, run_cells
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lamina import Task
+    from lamina.layers.selectors import Selector
+    from lamina.tasks.class_results import ClassResults
 
 SEED, SEARCHED = 38, 40
 RIVALS = ("embedding", "all_layers")
+AVERAGED, SUMMED = "3 readers", "with the regression"
+SKIPPED = 0.1  # factor of the means that the head gets
 
 
-def _pooled(**fusion: Any) -> ReaderOf:
-    """Return a function that makes the default reader with other settings of its fusion."""
-    return lambda task, seed: Reader(
-        PooledLayers(**fusion), SequenceClassification(task.labels, pooling="first"), seed=seed
-    )
+@dataclass(frozen=True)
+class OtherPooling(FusionConfig):
+    """`PooledLayers` with other vectors of each layer; with `skip`, the layers' means are features too."""
+
+    vectors: tuple[Literal["query", "mean", "max"], ...] = ("query",)
+    skip: bool = False
+    dim: int = 64
+    dropout: float = 0.1
+    layers: Selector = "all"
+
+
+class OtherPoolingFusion(Fusion, config=OtherPooling):
+    """The module of `OtherPooling`; its parameters start as those of `PooledLayers` do."""
+
+    def __init__(self, config: OtherPooling, *, layers: int, width: int) -> None:
+        super().__init__(config, layers=layers, width=width, dim=config.dim + config.skip * layers * width)
+        self.queries = nn.Parameter(torch.zeros(layers, width))
+        self.projection = nn.Parameter(torch.empty(layers, config.dim, len(config.vectors) * width))
+        for weight in self.projection:
+            nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
+        self.scores = nn.Parameter(torch.zeros(layers))
+
+    def fuse(self, states: dict[int, Tensor], mask: Tensor) -> Tensor:
+        """Return the same features for each token."""
+        normed = torch.stack([F.layer_norm(states[index], states[index].shape[-1:]) for index in range(self.layers)])
+        shares = {"mean": (mask / mask.sum(1, keepdim=True)).expand(self.layers, -1, -1)}
+        if "query" in self.config.vectors:
+            scores = torch.bmm(normed.flatten(1, 2), self.queries.unsqueeze(2)).view(shares["mean"].shape)
+            shares["query"] = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1)
+        pooled = {name: (share.unsqueeze(2) @ normed).squeeze(2) for name, share in shares.items()}
+        if "max" in self.config.vectors:
+            pooled["max"] = normed.masked_fill(~mask.unsqueeze(-1), -math.inf).amax(2)
+        features = torch.cat([pooled[name] for name in self.config.vectors], dim=-1) @ self.projection.mT
+        features = F.gelu(F.layer_norm(features, features.shape[-1:]))
+        if self.training:
+            features = dropout(features, self.config.dropout, [self.generator] * self.layers)
+        mixed = torch.einsum("l,lbd->bd", self.scores.softmax(0), features)
+        if self.config.skip:
+            mixed = torch.cat([mixed, SKIPPED * pooled["mean"].movedim(0, 1).flatten(1)], dim=-1)
+        return mixed.unsqueeze(1).expand(-1, mask.shape[1], -1)
+
+
+def _with(fusion: FusionConfig) -> ReaderOf:
+    """Return a function that makes the default reader with another fusion."""
+    return lambda task, seed: Reader(fusion, SequenceClassification(task.labels, pooling="first"), seed=seed)
+
+
+def _weighted(power: float) -> ReaderOf:
+    """Return a function that makes the default reader with weights of the classes in its loss.
+
+    The weight of a class is (rows / classes / rows of the class) ** power.
+    """
+
+    def make(task: Task, seed: int) -> Reader:
+        counts = np.bincount(task.split("train").labels, minlength=2)
+        weights = (counts.sum() / 2 / counts) ** power
+        head = SequenceClassification(task.labels, pooling="first", class_weights=tuple(weights.tolist()))
+        return Reader(PooledLayers(), head, seed=seed)
+
+    return make
 
 
 CANDIDATES: dict[str, tuple[ReaderOf, dict[str, Any]]] = {  # name -> its reader, and options of the training
-    "default": (_pooled(), {}),
-    "rate 3e-3": (_pooled(), {"learning_rate": 3e-3}),
-    "rate 1e-2": (_pooled(), {"learning_rate": 1e-2}),
-    "decay 0.1": (_pooled(), {"weight_decay": 0.1}),
-    "dropout 0.3": (_pooled(dropout=0.3), {}),
-    "4 queries": (_pooled(queries=4), {}),
-    "4 heads": (_pooled(heads=4), {}),
-    "dim 16": (_pooled(dim=16), {}),
-    "dim 256": (_pooled(dim=256), {}),
-    "last layer": (_pooled(layers=-1), {}),
+    "default": (_with(PooledLayers()), {}),
+    "rate 3e-3": (_with(PooledLayers()), {"learning_rate": 3e-3}),
+    "rate 1e-2": (_with(PooledLayers()), {"learning_rate": 1e-2}),
+    "decay 0.1": (_with(PooledLayers()), {"weight_decay": 0.1}),
+    "dropout 0.3": (_with(PooledLayers(dropout=0.3)), {}),
+    "4 queries": (_with(PooledLayers(queries=4)), {}),
+    "4 heads": (_with(PooledLayers(heads=4)), {}),
+    "dim 16": (_with(PooledLayers(dim=16)), {}),
+    "dim 256": (_with(PooledLayers(dim=256)), {}),
+    "last layer": (_with(PooledLayers(layers=-1)), {}),
+    "mean": (_with(OtherPooling(("mean",))), {}),
+    "mean beside query": (_with(OtherPooling(("query", "mean"))), {}),
+    "max beside query": (_with(OtherPooling(("query", "max"))), {}),
+    "linear skip": (_with(OtherPooling(skip=True)), {}),
+    "balanced weights": (_weighted(1), {}),
+    "root weights": (_weighted(0.5), {}),
 }
+
+
+WEIGHTED = ("balanced weights", "root weights")
+ALL = (*CANDIDATES, AVERAGED, SUMMED)
 
 
 def main() -> None:
     """Run the cells that have not ended yet, and print a row per number of training rows and method."""
     arguments = _options()
+    if arguments.share is not None:
+        arguments.rows = [MOST_TRAINED]
+    arguments.candidates = arguments.candidates or [
+        name for name in ALL if arguments.share is not None or name not in WEIGHTED
+    ]
     arguments.candidates = list(dict.fromkeys(["default", *arguments.candidates]))  # the others are compared with it
     folder = find_data(arguments.data)
     searched, confirming = divided(folder)
@@ -74,7 +173,7 @@ def main() -> None:
         for rows in arguments.rows
     ]
     settings: dict[str, Any] = {"seeds": arguments.seeds, "max_length": arguments.max_length}
-    settings["candidates"] = arguments.candidates
+    settings |= {"candidates": arguments.candidates, "share": arguments.share}
     done: Any = run_cells(cells, settings=settings, output=arguments.output, resume=True, progress=False)
     table, failures = done
     for failure in failures:
@@ -101,9 +200,10 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of the package sae-probes")
     parser.add_argument("--rows", nargs="+", type=int, default=[64, 1024], help="training rows (default %(default)s)")
+    parser.add_argument("--share", type=float, help="share of class 1 among at most 1,024 rows (default: half)")
     parser.add_argument("--sets", nargs="+", help="numbers of sets among the 40 (default: all)")
     parser.add_argument("--max-length", type=int, default=128, help="maximum tokens per text (default %(default)s)")
-    parser.add_argument("--candidates", nargs="+", choices=CANDIDATES, default=list(CANDIDATES), help="default: all")
+    parser.add_argument("--candidates", nargs="+", choices=ALL, help="default: all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="seeds of the readers (default %(default)s)")
     parser.add_argument("--cache", type=Path, help="folder that keeps the states for later runs (default: none)")
     parser.add_argument("--output", type=Path, default=Path("out/default-search"), help="folder for finished cells")
@@ -117,27 +217,40 @@ def _cell(
 ) -> list[dict[str, Any]]:
     """Return a row per method: "method" and "score" (AUC, the mean over seeds).
 
-    Candidates with the same options of the training run in one call; later calls find the states of the first.
+    The model reads the texts once, although candidates with other options of the training run apart.
     """
-    scores: list[dict[str, Any]] = []
-    point = None if rows >= MOST_TRAINED else rows  # as many as the set has, up to 1,024
-    by_options: dict[str, list[str]] = {}
-    for candidate in arguments.candidates:
-        by_options.setdefault(repr(CANDIDATES[candidate][1]), []).append(candidate)
-    for number, candidates in enumerate(by_options.values()):
-        settings = CellSettings(
-            "scarce",
-            (*(RIVALS if not number else ()), *candidates),
-            tuple(arguments.seeds),
-            max_length=arguments.max_length,
-            readers={candidate: CANDIDATES[candidate][0] for candidate in candidates},
-            training=CANDIDATES[candidates[0]][1],
-        )
-        done = cell_rows(model, tokenizer, folder, name, point, settings, arguments.cache)
-        for method in dict.fromkeys(row["method"] for row in done):
-            own = [float(str(row["score"])) for row in done if row["method"] == method]
-            scores.append({"method": method, "score": float(np.mean(own))})
-    return scores
+    scores: dict[str, float] = {}
+    setting, point = ("scarce", rows) if arguments.share is None else ("imbalance", arguments.share)
+    settings = CellSettings(setting, (), tuple(arguments.seeds), max_length=arguments.max_length)
+    drawn = cell_portion(folder, name, None if setting == "scarce" and rows >= MOST_TRAINED else point, settings)
+    truths = drawn.test.labels
+    with TemporaryDirectory() as temporary, preserve_training(model):
+
+        def states(seeds: tuple[int, ...], training: dict[str, Any]) -> States:
+            changed = replace(settings, seeds=seeds, training=training)
+            return States(model, tokenizer, drawn, changed, arguments.cache or temporary)
+
+        usual = states(settings.seeds, {})
+        regression = {rival: usual.fitted(rival)[0].scores for rival in RIVALS}
+        scores |= {rival: auc(truths, odds) for rival, odds in regression.items()}
+        for candidate in arguments.candidates:
+            if candidate in CANDIDATES:
+                make, training = CANDIDATES[candidate]
+                odds = _log_odds(states(settings.seeds, training), make)
+            elif candidate == AVERAGED:
+                odds = _log_odds(states((0, 1, 2), {}), CANDIDATES["default"][0]).mean(0, keepdims=True)
+            else:
+                others = logit(regression["all_layers"].clip(1e-9, 1 - 1e-9))
+                odds = _log_odds(usual, CANDIDATES["default"][0])
+                odds = odds / odds.std(1, keepdims=True) + others / others.std()
+            scores[candidate] = float(np.mean([auc(truths, of_seed) for of_seed in odds]))
+    return [{"method": method, "score": score} for method, score in scores.items()]
+
+
+def _log_odds(states: States, make: ReaderOf) -> np.ndarray:
+    """Train one reader per seed; return the log odds of class 1 on the test rows, `[seeds, rows]`."""
+    logits = [cast("ClassResults", reader.results).logits for reader in states.trained(make).values()]
+    return np.stack([(of_seed[:, 1] - of_seed[:, 0]).numpy() for of_seed in logits])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, cast, final
 
 import numpy as np
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from lamina.layers.types import Processor
     from lamina.studies.benchmarking.probing_sets import Portion, Setting
     from lamina.studies.benchmarking.regressions import Fitted, Matrix
+    from lamina.tasks.outputs import Results
     from lamina.train.base import Runner
     from lamina.train.groups import Encodings
     from lamina.train.plan import Group
@@ -119,6 +120,14 @@ def cell_portion(folder: Path, name: str, point: float | None, settings: CellSet
         other=other.without_repeats() if other is not None and settings.unique else other,
         seed=settings.draw,
     )
+
+
+class TrainedReader(NamedTuple):
+    """A reader trained on one data set: its results on the test rows, its number of parameters, and the seconds."""
+
+    results: Results
+    size: int
+    seconds: float
 
 
 @final
@@ -315,6 +324,22 @@ class States:
         `make` returns the config of the reader for a task and a seed. The column "seconds" is the time of all, divided
         by their number.
         """
+        return [
+            {
+                "method": method,
+                "seed": seed,
+                "score": reader.results.scores((_METRIC,))[_METRIC],
+                "seconds": reader.seconds,
+                "bytes": reader.size * _BYTES,
+            }
+            for seed, reader in self.trained(make).items()
+        ]
+
+    def trained(self, make: ReaderOf) -> dict[int, TrainedReader]:
+        """Train one reader per seed, all at once; return seed -> its results on the test rows, size and time.
+
+        `make` is as for `train`.
+        """
         readers = {f"seed-{seed}": make(self._task, seed) for seed in self._settings.seeds}
         bank = self._new_bank(readers)
         task = replace(self._task, splits={"train": self._task.split("train")})
@@ -327,16 +352,10 @@ class States:
         group.states.device = bank.device  # training may have moved the model
         results = {name: results_of(name, group) for name in readers}
         self._runner(bank).collect(group, results, self._options)
-        return [
-            {
-                "method": method,
-                "seed": seed,
-                "score": results[name].scores((_METRIC,))[_METRIC],
-                "seconds": seconds,
-                "bytes": bank[name].size() * _BYTES,
-            }
+        return {
+            seed: TrainedReader(results[name], bank[name].size(), seconds)
             for seed, name in zip(self._settings.seeds, readers, strict=True)
-        ]
+        }
 
     def fit(self, method: str) -> Row:
         """Fit a method that uses fixed features, and return its table row, with the AUC on the test rows.
@@ -347,13 +366,13 @@ class States:
         if method not in _WITHOUT_STATES:
             _ = self.means  # computed once for all methods, so that the first does not pay for the others
         start = time.perf_counter()
-        fitted, chosen = self._fitted(method)
+        fitted, chosen = self.fitted(method)
         truths = self._drawn.test.labels
         row: Row = {"method": method, "seed": None, "score": regressions.auc(truths, fitted.scores)}
         row |= {"seconds": time.perf_counter() - start, "bytes": fitted.size * _BYTES}
         return row | ({} if chosen is None else {"chosen": chosen})
 
-    def _fitted(self, method: str) -> tuple[Fitted, int | None]:
+    def fitted(self, method: str) -> tuple[Fitted, int | None]:
         """Fit a method that uses fixed features; return its result, and the layer that it chose.
 
         The layer is None for all methods but "best_layer". Raises MissingExtraError as `boosted_trees` does.
