@@ -3,6 +3,7 @@
     python benchmarks/frontier.py --data ../shared/data --output out/frontier [--tasks cola rte] [--methods ...]
         [--seeds 0 1 2] [--rows 2000] [--scored 1000] [--epochs 3] [--states out/states] [--rates 1e-3] [--workers 8]
         [--picture frontier.svg] [--json]
+    python benchmarks/frontier.py --recorded docs/results/frontier-all-rows.csv [--picture frontier.svg] [--json]
 
 The tasks are sequence classification (CoLA, SST-2, IMDB), pairs of texts (MRPC, RTE, STS-B, QNLI) and token
 classification (CoNLL-2003). Every method has a few variants (learning rates, layers). A tenth of the training rows is
@@ -10,7 +11,8 @@ held out: with the first seed it chooses the variant, and with every seed the ep
 published validation split. Each combination of task, method and seed is saved when it ends, and the same command
 continues an interrupted run. With `--states`, hidden states stay in a folder, so that further seeds and methods need no
 other pass of the model. `--workers` runs that many combinations at once, each in a process of its own; for a GPU, which
-one of these small models leaves idle. There are three tables:
+one of these small models leaves idle. `--recorded` trains nothing: it reads the scores of earlier runs from a file, and
+measures only the time to answer. There are three tables:
 
 1. The scores: mean over seeds, and half the width of the 95 % interval.
 2. The share of the gap between "last layer" and "fine-tuning" that each method closes. Tasks in which fine-tuning is no
@@ -99,17 +101,26 @@ READER_EPOCHS = 8
 def main() -> None:
     """Run the combinations that have not ended yet, and print the tables."""
     arguments = _options()
-    tried = _run(arguments, arguments.seeds[:1], {})
-    first = tried.loc[tried.groupby(["task", "method"], sort=False)["held out"].idxmax()]
-    chosen = {(row["task"], row["method"]): row["variant"] for _, row in first.iterrows()}
-    table = _run(arguments, arguments.seeds, chosen) if arguments.seeds[1:] else first
-    rows = _summed(table, _answering(arguments.methods, arguments.repeats) if arguments.repeats else {})
+    if arguments.recorded is None:
+        table = _results(arguments)
+        rows = _summed(table, _answering(arguments.methods, arguments.repeats) if arguments.repeats else {})
+    else:
+        methods = list(pd.read_csv(arguments.recorded)["method"].unique())
+        rows = _recorded(arguments.recorded, _answering(methods, arguments.repeats) if arguments.repeats else {})
     for part in [rows] if arguments.json else _tables(rows):
         report(part, as_json=arguments.json)
     if arguments.picture is not None:
         from frontier_picture import draw
 
         draw(pd.DataFrame(rows), arguments.picture)
+
+
+def _results(arguments: argparse.Namespace) -> Any:
+    """Run all combinations that have not ended yet, and return their results as a pandas table."""
+    tried = _run(arguments, arguments.seeds[:1], {})
+    first = tried.loc[tried.groupby(["task", "method"], sort=False)["held out"].idxmax()]
+    chosen = {(row["task"], row["method"]): row["variant"] for _, row in first.iterrows()}
+    return _run(arguments, arguments.seeds, chosen) if arguments.seeds[1:] else first
 
 
 def _run(arguments: argparse.Namespace, seeds: list[int], chosen: dict[tuple[str, str], str]) -> Any:
@@ -181,8 +192,9 @@ def _options() -> argparse.Namespace:
     """Parse the command line; without PEFT installed, the method LoRA ends the process with an error."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--data", type=Path, required=True, help="folder with a subfolder per task, as for `lamina train`"
+        "--data", type=Path, help="folder with a subfolder per task, as for `lamina train`; needed without --recorded"
     )
+    parser.add_argument("--recorded", type=Path, help="CSV file with scores of earlier runs (default: none)")
     parser.add_argument("--output", type=Path, default=Path("out/frontier"), help="folder for results that have ended")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS), help="tasks (default: all)")
     parser.add_argument("--methods", nargs="+", choices=NAMES, default=NAMES, help="methods (default: all)")
@@ -201,6 +213,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--picture", type=Path, help="file to draw score against cost to")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     arguments = parser.parse_args()
+    if (arguments.data is None) == (arguments.recorded is None):
+        parser.error("give either --data, to run, or --recorded, to show the scores in a file")
     if "LoRA" in arguments.methods and find_spec("peft") is None:
         parser.error("LoRA needs PEFT: pip install peft, or name the other --methods")
     return arguments
@@ -441,13 +455,9 @@ def _summed(table: Any, answering: dict[str, float]) -> list[dict[str, Any]]:
         table: All results, a row per task, method and seed.
         answering: Method -> time to answer eight tasks, in passes of the model.
     """
-    means: dict[Any, float] = table.groupby(["task", "method"], sort=False)["score"].mean().to_dict()
-    rows, shares = [], {}
+    rows = []
     for (task, method), part in table.groupby(["task", "method"], sort=False):
-        summary, low, high = summarise(list(part["score"])), means.get((task, LAST)), means.get((task, TUNED))
-        share = (summary.mean - low) / (high - low) if low is not None and high is not None and high > low else None
-        if share is not None:
-            shares.setdefault(method, []).append(share)
+        summary = summarise(list(part["score"]))
         rows.append(
             {
                 "task": task,
@@ -457,19 +467,63 @@ def _summed(table: Any, answering: dict[str, float]) -> list[dict[str, Any]]:
                 "seeds": len(part),
                 "score": summary.mean,
                 "±": summary.interval or "",
-                "closed": "" if share is None else share,
                 "trained": int(part["trained"].median()),
                 "MB": part["stored"].median() * 4 / 1e6,
                 "train s": part["seconds"].median(),
-                "answer": answering.get(str(method), ""),
             }
         )
-    for method, by_task in shares.items() if table["task"].nunique() > 1 else ():
-        mean = {"method": method, "closed": statistics.fmean(by_task), "answer": answering.get(str(method), "")}
-        rows.append({**dict.fromkeys(rows[0], ""), "task": f"mean of {len(by_task)}", **mean})
-    if MIXED in answering:
-        rows.append({**dict.fromkeys(rows[0], ""), "method": MIXED, "answer": answering[MIXED]})
-    return rows
+    return _with_shares(rows, answering)
+
+
+def _recorded(path: Path, answering: dict[str, float]) -> list[dict[str, Any]]:
+    """Return the rows of `_summed` for the scores in a CSV file, without the columns about training.
+
+    Args:
+        path: The file, with the columns task, method, seeds, score, and ± (empty without an interval). Several rows of
+            one task and method count as often as they have seeds; their mean has no interval.
+        answering: Method -> time to answer eight tasks, in passes of the model.
+    """
+    table: Any = pd.read_csv(path)
+    rows = []
+    for (task, method), part in table.groupby(["task", "method"], sort=False):
+        interval = float(part["±"].iloc[0])
+        rows.append(
+            {
+                "task": task,
+                "method": method,
+                "seeds": int(part["seeds"].sum()),
+                "score": float((part["score"] * part["seeds"]).sum() / part["seeds"].sum()),
+                "±": "" if len(part) > 1 or math.isnan(interval) else interval,
+            }
+        )
+    return _with_shares(rows, answering)
+
+
+def _with_shares(rows: list[dict[str, Any]], answering: dict[str, float]) -> list[dict[str, Any]]:
+    """Return `rows`, one per task and method, with the columns "closed" and "answer"; and a row per method over all.
+
+    "closed" is the share of the gap between `LAST` and `TUNED` that a method closes, "answer" its entry in `answering`.
+    """
+    scores = {(row["task"], row["method"]): row["score"] for row in rows}
+    shares: dict[str, list[float]] = {}
+    for row in rows:
+        task, method = row["task"], row["method"]
+        low, high = scores.get((task, LAST)), scores.get((task, TUNED))
+        share = (row["score"] - low) / (high - low) if low is not None and high is not None and high > low else None
+        if share is not None:
+            shares.setdefault(method, []).append(share)
+        row |= {"closed": "" if share is None else share, "answer": answering.get(method, "")}
+    empty = dict.fromkeys(rows[0], "")
+    several = len({task for task, _ in scores}) > 1
+    means = [
+        {**empty, "task": f"mean of {len(by_task)}", "method": method, "closed": statistics.fmean(by_task)}
+        for method, by_task in shares.items()
+        if several
+    ]
+    for row in means:
+        row["answer"] = answering.get(row["method"], "")
+    mixed = [{**empty, "method": MIXED, "answer": answering[MIXED]}] if MIXED in answering else []
+    return [*rows, *means, *mixed]
 
 
 def _tables(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -485,7 +539,8 @@ def _tables(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
         tables[0].append({"method": method} | {task: _score_text(scored.get(task)) for task in tasks if task in TASKS})
         shares = {task: by_task[task]["closed"] if task in by_task else "" for task in tasks}
         tables[1].append({"method": method} | shares)
-        cost = {key: statistics.median(row[key] for row in scored.values()) for key in ("trained", "MB", "train s")}
+        costs = [key for key in ("trained", "MB", "train s") if key in next(iter(scored.values()))]
+        cost = {key: statistics.median(row[key] for row in scored.values()) for key in costs}
         tables[2].append({"method": method, **cost, "answer": next(iter(by_task.values()))["answer"]})
     return tables
 
