@@ -20,6 +20,7 @@ from lamina.cli import main
 from lamina.demo.run import run_demo
 from lamina.errors import ConfigError, MissingExtraError, require_packages
 from lamina.monitors import Calibration
+from lamina.recipes.estimate import estimate
 from lamina.recipes.run_recipe import run_recipe
 from lamina.recipes.schema import load_recipe
 from lamina.utils import check_versions
@@ -122,8 +123,11 @@ def test_a_recipe_with_seeds_asks_for_the_package_of_its_intervals_before_traini
     monkeypatch.setattr("lamina.recipes.run_recipe.train", Mock(side_effect=RuntimeError(LATER)))
     with pytest.raises(MissingExtraError, match=r"^recipe: needs the package 'scipy', .*'lamina\[metrics\]'$"):
         run_recipe(load_recipe(paths["[0, 1]"]), data=tmp_path)
+    with pytest.raises(MissingExtraError, match=r"^recipe: needs the package 'scipy', .*'lamina\[metrics\]'$"):
+        estimate(load_recipe(paths["[0, 1]"]), data=tmp_path)
     with pytest.raises(RuntimeError, match="work had begun"):
         run_recipe(load_recipe(paths["[0]"]), data=tmp_path)
+    assert len(estimate(load_recipe(paths["[0]"]), data=tmp_path).runs) == 1
 
 
 @pytest.mark.parametrize(

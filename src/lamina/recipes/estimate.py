@@ -23,7 +23,7 @@ from lamina.recipes.model_size import (
     training_weights,
     weight_memory,
 )
-from lamina.recipes.preflight import check_model, check_output, load_outlines
+from lamina.recipes.preflight import check_model, check_output, check_packages, load_outlines
 from lamina.store import load_config
 from lamina.store.files import damaged, read_json, write_json
 from lamina.train.bank_runner import free_bytes
@@ -301,6 +301,7 @@ def estimate(
     sizes = Sizes(config)
     planned = sized_runs(recipe, specs, outlines, sizes)
     folder = None if output is None else Path(output)
+    check_packages(recipe, specs)
     check_output(recipe, specs, folder)
     if source == OWN:  # without the model's files, the recipe will be run on another machine
         for run in planned:

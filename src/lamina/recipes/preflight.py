@@ -1,4 +1,4 @@
-"""Check the output folder, edits and model before runs start, and outline tasks; no weights are loaded."""
+"""Check the output folder, packages, edits and model before runs start, and outline tasks; no weights are loaded."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from lamina.data.disk_cache import cache_folder, entries
-from lamina.errors import CacheError, ConfigError, error_context
+from lamina.errors import CacheError, ConfigError, error_context, require_packages
 from lamina.recipes.load_tasks import check_parts, load_tasks
 from lamina.recipes.model_size import Sizes
+from lamina.recipes.paper_tables import tasks_share_places
 from lamina.store import load_config, load_processor
 from lamina.store.bank_folder import claimed_output
 from lamina.store.files import claimed
@@ -53,6 +54,16 @@ def check_output(recipe: Recipe, specs: Mapping[str, RunSpec], folder: Path | No
                 raise CacheError("cache: the model is trained too, so its states change. Use cache='auto' or 'off'.")
             if options.cache == "on":
                 entries(cache_folder(options.cache_dir))  # raises CacheError if the folder cannot be read
+
+
+def check_packages(recipe: Recipe, specs: Mapping[str, RunSpec]) -> None:
+    """Raise MissingExtraError if a score of the recipe will be a mean, and SciPy, for its interval, is not installed.
+
+    A score is a mean over seeds, over repeats, or over tasks that share a cell or point. `specs` is run name -> run.
+    """
+    runs = {(spec.settings.get("seed"), spec.settings.get("repeat")) for spec in specs.values()}
+    if len(runs) > 1 or tasks_share_places(recipe):
+        require_packages("recipe", "metrics", "scipy")
 
 
 def check_edits(recipe: Recipe, specs: Mapping[str, RunSpec], tasks: Mapping[str, Sequence[KindedTask]]) -> None:

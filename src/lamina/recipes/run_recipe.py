@@ -19,14 +19,14 @@ from transformers.utils import logging as bars
 
 from lamina.bank import ReaderBank
 from lamina.cells.run_cells import Cell, Failure, State, note_failures, run_cells
-from lamina.errors import ConfigError, error_context, require_packages
+from lamina.errors import ConfigError, error_context
 from lamina.recipes.edits import apply_edits
 from lamina.recipes.estimate import BATCHES, Batches, fitted_batches, save_batches
 from lamina.recipes.expand import expand_recipe
 from lamina.recipes.load_tasks import load_tasks
 from lamina.recipes.monitor_keys import monitored_report
-from lamina.recipes.paper_tables import SummaryRow, markdown, pivot, summaries, tasks_share_places
-from lamina.recipes.preflight import check_edits, measured
+from lamina.recipes.paper_tables import SummaryRow, markdown, pivot, summaries
+from lamina.recipes.preflight import check_edits, check_packages, measured
 from lamina.recipes.report_file import REPORT, Report, TableRow, with_drawn_files, write_report_file
 from lamina.recipes.separate_runs import SeparateRuns
 from lamina.store import load
@@ -144,8 +144,7 @@ def run_recipe(
         _mention_unused(recipe)
         session.fit_batches(memory_bytes, options)
         specs = session.expand(options)
-        if _has_means(recipe, specs):
-            require_packages("recipe", "metrics", "scipy")  # for the intervals of means, at the end
+        check_packages(recipe, specs)
         if not is_separate:
             run = session.train(specs, output=folder)
             tasks = {name: copies[0] for name, copies in session.tasks.items()}
@@ -157,12 +156,6 @@ def run_recipe(
         if folder is not None:
             run_in_first(partial(_write_tables, run, folder))
         return run
-
-
-def _has_means(recipe: Recipe, specs: Mapping[str, RunSpec]) -> bool:
-    """Return whether a score is a mean: over seeds, repeats, or tasks that share a cell or point."""
-    runs = {(spec.settings.get("seed"), spec.settings.get("repeat")) for spec in specs.values()}
-    return len(runs) > 1 or tasks_share_places(recipe)
 
 
 def _write_tables(run: RecipeResult, folder: Path) -> None:
