@@ -145,8 +145,6 @@ CANDIDATES: dict[str, tuple[ReaderOf, dict[str, Any]]] = {  # name -> its reader
     "balanced weights": (_weighted(1), {}),
     "root weights": (_weighted(0.5), {}),
 }
-
-
 WEIGHTED = ("balanced weights", "root weights")
 ALL = (*CANDIDATES, AVERAGED, SUMMED)
 
@@ -219,7 +217,6 @@ def _cell(
 
     The model reads the texts once, although candidates with other options of the training run apart.
     """
-    scores: dict[str, float] = {}
     setting, point = ("scarce", rows) if arguments.share is None else ("imbalance", arguments.share)
     settings = CellSettings(setting, (), tuple(arguments.seeds), max_length=arguments.max_length)
     drawn = cell_portion(folder, name, None if setting == "scarce" and rows >= MOST_TRAINED else point, settings)
@@ -232,7 +229,7 @@ def _cell(
 
         usual = states(settings.seeds, {})
         regression = {rival: usual.fitted(rival)[0].scores for rival in RIVALS}
-        scores |= {rival: auc(truths, odds) for rival, odds in regression.items()}
+        scores = {rival: auc(truths, chances) for rival, chances in regression.items()}
         for candidate in arguments.candidates:
             if candidate in CANDIDATES:
                 make, training = CANDIDATES[candidate]
@@ -240,7 +237,7 @@ def _cell(
             elif candidate == AVERAGED:
                 odds = _log_odds(states((0, 1, 2), {}), CANDIDATES["default"][0]).mean(0, keepdims=True)
             else:
-                others = logit(regression["all_layers"].clip(1e-9, 1 - 1e-9))
+                others = logit(regression["all_layers"].astype(float).clip(1e-9, 1 - 1e-9))
                 odds = _log_odds(usual, CANDIDATES["default"][0])
                 odds = odds / odds.std(1, keepdims=True) + others / others.std()
             scores[candidate] = float(np.mean([auc(truths, of_seed) for of_seed in odds]))

@@ -80,15 +80,14 @@ class CellSettings:
 
     Attributes:
         setting: "normal", "scarce", "imbalance" or "shift".
-        methods: Names of the methods, from `METHODS` or the keys of `readers`.
+        methods: Names of the methods, from `METHODS`.
         seeds: Seeds of the readers: initial weights and dropout. The other methods have one result.
         scored: Maximum number of scored rows; None: all.
         unique: Whether each text counts once; see `ProbingSet.without_repeats`.
         max_length: Maximum tokens per text.
         draw: Seed of the choice of rows.
-        readers: Further methods: name -> function from a task and a seed to the reader's config. They replace methods
-            of the same name, and are not compared with the settings of a saved cell.
-        training: Options of `lamina.fit` that replace those of `LaminaClassifier`. Not compared either.
+        training: Options of `lamina.fit` that replace those of `LaminaClassifier`. They are not compared with the
+            settings of a saved cell.
     """
 
     setting: Setting
@@ -98,7 +97,6 @@ class CellSettings:
     unique: bool = True
     max_length: int = 128
     draw: int = 42
-    readers: Mapping[str, ReaderOf] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -231,7 +229,7 @@ def cell_rows(
     with TemporaryDirectory(ignore_cleanup_errors=True) as temporary, preserve_training(base):
         states = States(base, processor, drawn, settings, temporary if kept is None else kept)
         for method in settings.methods:
-            make = {**READERS, **settings.readers}.get(method)
+            make = READERS.get(method)
             rows += states.train(method, make) if make is not None else [states.fit(method)]
         facts = {"metric": _METRIC, "trained": len(drawn.train.texts), "rows": len(drawn.test.texts)}
         return [{**row, **facts, "pass_seconds": states.seconds} for row in rows]
