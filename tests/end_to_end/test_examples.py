@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.pictures import picture_folder
-from tests.support.sounds import sound_folder, whisper, whisper_features
+from tests.support.pictures import picture_folder, put
+from tests.support.sounds import sound_bytes, sound_folder, tone, whisper, whisper_features
 from tests.support.stored import tiny_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -61,6 +61,12 @@ def summariser(folder: Path) -> Path:
     return folder
 
 
+def hearer(folder: Path) -> Path:
+    for part in (whisper(), whisper_features(), tiny_tokenizer()):
+        part.save_pretrained(folder)
+    return folder
+
+
 def test_a_story_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "out"
     small = ["--stories", "90", "--tokens", "8", "--epochs", "1", "--rate", "0.5", "--tell", "2"]
@@ -86,10 +92,7 @@ def test_a_summary_and_what_the_readers_say(
 
 @pytest.mark.long
 def test_a_transcript_and_its_mood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    folder, clips = tmp_path / "hears", sound_folder(tmp_path / "mood", rows=6)
-    whisper().save_pretrained(folder)
-    whisper_features().save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
+    folder, clips = hearer(tmp_path / "hears"), sound_folder(tmp_path / "mood", rows=6)
     sizes = ["--epochs", "1", "--tokens", "5"]
     arguments = [clips / "low" / "0000.wav", clips, "--model", folder, "--output", tmp_path / "out", *sizes]
     with pytest.raises(SystemExit):
@@ -99,6 +102,21 @@ def test_a_transcript_and_its_mood(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     printed = capsys.readouterr().out
     assert "the same without the reader: True" in printed
     assert "mood: high 0." in printed
+
+
+@pytest.mark.long
+def test_a_transcript_and_three_questions_about_a_digit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    clips = tmp_path / "digits"
+    for number, (digit, speaker) in enumerate([("1", "ada"), ("2", "bob")] * 14):
+        put(clips, f"{digit}_{speaker}_{number // 2}.wav", sound_bytes(tone("low" if digit == "1" else "high")))
+    small = ["--epochs", "1", "--tokens", "5", "--rows", "18", "--output", tmp_path / "out"]
+    run(monkeypatch, "transcribe", clips / "1_ada_0.wav", clips, "--model", hearer(tmp_path / "hears"), *small)
+    printed = capsys.readouterr().out
+    assert "the same without the reader: True" in printed
+    for answer in ("digit: 1 ", "speaker: ada ", "noised: no "):
+        assert answer in printed
 
 
 @pytest.mark.parametrize("at_hand", [False, pytest.param(True, marks=pytest.mark.long)])
