@@ -8,7 +8,8 @@ reply has a hallucination: one reads the tokens of the reply only, the other com
 predicts the spans. The baselines are trained on the same rows: a logistic regression on word counts (tf-idf of words
 and pairs of words), and the length of the reply. Recall is measured at the lowest threshold that at most 1 % or 5 % of
 the replies without a hallucination reach. Its intervals are those of Clopper and Pearson; the intervals of AUROC and
-span F1 are bootstrap intervals over rows (95 %).
+span F1 are bootstrap intervals over rows (95 %). A second table compares each reader's AUROC, the mean over seeds, with
+that of each baseline on the same rows; a row that is drawn is drawn for both, so the intervals are paired.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ def ranking(scores: Scores, rows: Rows) -> dict[str, Any]:
     """Return how well scores separate replies with a hallucination from the others: AUROC and recalls."""
     made_up, values = np.array([row["hallucination"] == "yes" for row in rows]), np.array(scores)
     found: dict[str, Any] = {
+        "scores": values.tolist(),
         "auroc": float(roc_auc_score(made_up, values)),
         "auroc_interval": interval(lambda at: float(roc_auc_score(made_up[at], values[at])), len(rows)),
     }
@@ -82,6 +84,28 @@ def ranking(scores: Scores, rows: Rows) -> dict[str, Any]:
         chosen = Calibration.of(values.tolist(), made_up.tolist(), false_positive_rate=rate)
         name = f"recall_at_{rate:.0%}".rstrip("%")
         found |= {name: chosen.recall, f"{name}_interval": list(chosen.recall_interval)}
+    return found
+
+
+def compared(table: Rows, rows: Rows) -> Rows:
+    """Return a row per reader and baseline: by how much the reader's AUROC, the mean over seeds, is ahead."""
+    made_up = np.array([row["hallucination"] == "yes" for row in rows])
+    runs: dict[bool, dict[str, list[np.ndarray[Any, Any]]]] = {True: {}, False: {}}  # by whether there is a seed
+    for row in table:
+        if "scores" in row:
+            runs[row["seed"] is not None].setdefault(row["method"], []).append(np.array(row["scores"]))
+    found = []
+    for reader, own in runs[True].items():
+        for baseline, (other,) in runs[False].items():
+
+            def ahead(
+                at: np.ndarray[Any, Any], own: list[np.ndarray[Any, Any]] = own, other: np.ndarray[Any, Any] = other
+            ) -> float:
+                mean = np.mean([roc_auc_score(made_up[at], scores[at]) for scores in own])
+                return float(mean - roc_auc_score(made_up[at], other[at]))
+
+            values = {"ahead": ahead(np.arange(len(rows))), "ahead_interval": interval(ahead, len(rows))}
+            found.append({"reader": reader, "seeds": len(own), "baseline": baseline, **values})
     return found
 
 
@@ -169,8 +193,11 @@ def main() -> None:
     for seed in range(given.seeds):
         found = readers(parts, seed, given.epochs)
         table += [{"method": name, "seed": seed, **scores} for name, scores in found.items()]
+    ahead = compared(table, parts["test"])
+    for row in table:
+        row.pop("scores", None)
     if given.json:
-        print(json.dumps({"rows": counts, "table": table}))
+        print(json.dumps({"rows": counts, "table": table, "ahead": ahead}))
         return
     print(", ".join(f"{part}: {count}" for part, count in counts.items()))
     columns = ("auroc", "recall_at_1", "recall_at_5", "span_f1")
@@ -178,6 +205,11 @@ def main() -> None:
     for row in table:
         cells = [_cell(row, name) for name in columns]
         print(f"| {row['method']} | {'' if row['seed'] is None else row['seed']} | {' | '.join(cells)} |")
+    print("\n| reader | seeds | baseline | the reader is ahead by |\n|---|---|---|---|")
+    for row in ahead:
+        low, high = row["ahead_interval"]
+        by = f"{row['ahead']:+.3f} ({low:+.3f} to {high:+.3f})"
+        print(f"| {row['reader']} | {row['seeds']} | {row['baseline']} | {by} |")
 
 
 def _cell(row: dict[str, Any], name: str) -> str:
