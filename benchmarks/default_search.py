@@ -227,20 +227,20 @@ def _cell(
             changed = replace(settings, seeds=seeds, training=training)
             return States(model, tokenizer, drawn, changed, arguments.cache or temporary)
 
-        usual = states(settings.seeds, {})
+        usual = states((), {})
         regression = {rival: usual.fitted(rival)[0].scores for rival in RIVALS}
         scores = {rival: auc(truths, chances) for rival, chances in regression.items()}
-        for candidate in arguments.candidates:
+        odds: dict[str, np.ndarray] = {}
+        for candidate in arguments.candidates:  # "default" is the first
             if candidate in CANDIDATES:
                 make, training = CANDIDATES[candidate]
-                odds = _log_odds(states(settings.seeds, training), make)
+                odds[candidate] = _log_odds(states(settings.seeds, training), make)
             elif candidate == AVERAGED:
-                odds = _log_odds(states((0, 1, 2), {}), CANDIDATES["default"][0]).mean(0, keepdims=True)
+                odds[candidate] = _log_odds(states((0, 1, 2), {}), CANDIDATES["default"][0]).mean(0, keepdims=True)
             else:
-                others = logit(regression["all_layers"].astype(float).clip(1e-9, 1 - 1e-9))
-                odds = _log_odds(usual, CANDIDATES["default"][0])
-                odds = odds / odds.std(1, keepdims=True) + others / others.std()
-            scores[candidate] = float(np.mean([auc(truths, of_seed) for of_seed in odds]))
+                own, other = odds["default"], logit(regression["all_layers"].astype(float).clip(1e-9, 1 - 1e-9))
+                odds[candidate] = own / own.std(1, keepdims=True) + other / other.std()
+        scores |= {name: float(np.mean([auc(truths, seed) for seed in of_name])) for name, of_name in odds.items()}
     return [{"method": method, "score": score} for method, score in scores.items()]
 
 

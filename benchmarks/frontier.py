@@ -515,13 +515,10 @@ def _with_shares(rows: list[dict[str, Any]], answering: dict[str, float]) -> lis
         row |= {"closed": "" if share is None else share, "answer": answering.get(method, "")}
     empty = dict.fromkeys(rows[0], "")
     several = len({task for task, _ in scores}) > 1
-    means = [
-        {**empty, "task": f"mean of {len(by_task)}", "method": method, "closed": statistics.fmean(by_task)}
-        for method, by_task in shares.items()
-        if several
-    ]
-    for row in means:
-        row["answer"] = answering.get(row["method"], "")
+    means = []
+    for method, by_task in shares.items() if several else ():
+        mean = {"method": method, "closed": statistics.fmean(by_task), "answer": answering.get(method, "")}
+        means.append({**empty, "task": f"mean of {len(by_task)}", **mean})
     mixed = [{**empty, "method": MIXED, "answer": answering[MIXED]}] if MIXED in answering else []
     return [*rows, *means, *mixed]
 

@@ -65,21 +65,23 @@ def split(path: str, limit: int | None) -> dict[str, Rows]:
     return {"train": rows[:first], "validation": rows[first:second], "test": rows[second:]}
 
 
-def interval(measure: Callable[[np.ndarray[Any, Any]], float], rows: int) -> list[float]:
-    """Return the bootstrap interval of `measure`, a function of the indices of drawn rows."""
+def resampled(measure: Callable[[np.ndarray[Any, Any]], float], rows: int) -> np.ndarray[Any, Any]:
+    """Return `measure`, a function of the indices of drawn rows, for each resample; every call draws the same rows."""
     rng = np.random.default_rng(0)
-    drawn = [measure(rng.integers(rows, size=rows)) for _ in range(RESAMPLES)]
-    return np.quantile(drawn, [0.025, 0.975]).tolist()
+    return np.array([measure(rng.integers(rows, size=rows)) for _ in range(RESAMPLES)])
+
+
+def interval(values: np.ndarray[Any, Any]) -> list[float]:
+    """Return the bootstrap interval of a measure from its values in the resamples."""
+    return np.quantile(values, [0.025, 0.975]).tolist()
 
 
 def ranking(scores: Scores, rows: Rows) -> dict[str, Any]:
     """Return how well scores separate replies with a hallucination from the others: AUROC and recalls."""
     made_up, values = np.array([row["hallucination"] == "yes" for row in rows]), np.array(scores)
-    found: dict[str, Any] = {
-        "scores": values.tolist(),
-        "auroc": float(roc_auc_score(made_up, values)),
-        "auroc_interval": interval(lambda at: float(roc_auc_score(made_up[at], values[at])), len(rows)),
-    }
+    drawn = resampled(lambda at: float(roc_auc_score(made_up[at], values[at])), len(rows))
+    found: dict[str, Any] = {"auroc": float(roc_auc_score(made_up, values)), "auroc_interval": interval(drawn)}
+    found["resamples"] = drawn  # for `compared`
     for rate in RATES:
         chosen = Calibration.of(values.tolist(), made_up.tolist(), false_positive_rate=rate)
         name = f"recall_at_{rate:.0%}".rstrip("%")
@@ -87,25 +89,20 @@ def ranking(scores: Scores, rows: Rows) -> dict[str, Any]:
     return found
 
 
-def compared(table: Rows, rows: Rows) -> Rows:
+def compared(table: Rows) -> Rows:
     """Return a row per reader and baseline: by how much the reader's AUROC, the mean over seeds, is ahead."""
-    made_up = np.array([row["hallucination"] == "yes" for row in rows])
-    runs: dict[bool, dict[str, list[np.ndarray[Any, Any]]]] = {True: {}, False: {}}  # by whether there is a seed
+    runs: dict[str, Rows] = {}
     for row in table:
-        if "scores" in row:
-            runs[row["seed"] is not None].setdefault(row["method"], []).append(np.array(row["scores"]))
+        if "resamples" in row:
+            runs.setdefault(row["method"], []).append(row)
     found = []
-    for reader, own in runs[True].items():
-        for baseline, (other,) in runs[False].items():
-
-            def ahead(
-                at: np.ndarray[Any, Any], own: list[np.ndarray[Any, Any]] = own, other: np.ndarray[Any, Any] = other
-            ) -> float:
-                mean = np.mean([roc_auc_score(made_up[at], scores[at]) for scores in own])
-                return float(mean - roc_auc_score(made_up[at], other[at]))
-
-            values = {"ahead": ahead(np.arange(len(rows))), "ahead_interval": interval(ahead, len(rows))}
-            found.append({"reader": reader, "seeds": len(own), "baseline": baseline, **values})
+    for reader, own in runs.items():
+        for baseline, (other, *_) in runs.items():
+            if own[0]["seed"] is not None and other["seed"] is None:
+                ahead = np.mean([row["auroc"] for row in own]) - other["auroc"]
+                drawn = np.mean([row["resamples"] for row in own], axis=0) - other["resamples"]
+                values = {"ahead": float(ahead), "ahead_interval": interval(drawn)}
+                found.append({"reader": reader, "seeds": len(own), "baseline": baseline, **values})
     return found
 
 
@@ -179,7 +176,7 @@ def spans(answers: list[list[dict[str, Any]]], task: Task) -> dict[str, Any]:
 
     rng = np.random.default_rng(0)
     drawn = [f1(rng.integers(len(both), size=len(both))) for _ in range(RESAMPLES // 10)]
-    return {"span_f1": f1(range(len(both))), "span_f1_interval": np.quantile(drawn, [0.025, 0.975]).tolist()}
+    return {"span_f1": f1(range(len(both))), "span_f1_interval": interval(np.array(drawn))}
 
 
 def main() -> None:
@@ -193,9 +190,9 @@ def main() -> None:
     for seed in range(given.seeds):
         found = readers(parts, seed, given.epochs)
         table += [{"method": name, "seed": seed, **scores} for name, scores in found.items()]
-    ahead = compared(table, parts["test"])
+    ahead = compared(table)
     for row in table:
-        row.pop("scores", None)
+        row.pop("resamples", None)
     if given.json:
         print(json.dumps({"rows": counts, "table": table, "ahead": ahead}))
         return
