@@ -56,6 +56,7 @@ def bench(  # noqa: PLR0913
     max_length: Annotated[int, Option(min=1, help="Maximum tokens per text.")] = 128,
     output: Annotated[Path, Option("--output", "-o", help="Folder to save to.")] = Path("out/bench"),
     resume: Annotated[bool, Option("--resume", help="Skip sets that are already complete in the folder.")] = False,
+    ray: options.RayOption = None,
     overwrite: options.OverwriteOption = False,
     progress: options.ProgressOption = True,
     as_json: options.JsonOption = False,
@@ -86,6 +87,7 @@ def bench(  # noqa: PLR0913
         output=output,
         resume=resume,
         progress=progress,
+        ray=ray,
     )
     _show(study, output, as_json=as_json)
     options.end_if_failed(study.settings.get("failures") or [])

@@ -54,6 +54,9 @@ class ProjectedConfig(FusionConfig):
 
 # Tokens up to which a CPU projects all layers at once; starting an operation then takes longer than its work.
 FEW = 128
+# Number of features of all layers and members up to which training keeps them for the backward pass, on a CPU. More
+# are computed again there, which takes less memory and more time.
+_KEPT = 1 << 22
 
 
 class _ProjectedStream(Stream):
@@ -110,7 +113,9 @@ class _ProjectedStream(Stream):
             bits = draw(shape, [self._members[row].generator for row in rows], state.device, axis=2)
         inputs = (state, kernel, self._p, bits)
         if torch.is_grad_enabled():
-            part = cast("Tensor", _Recomputed.apply(weights, *inputs))
+            size = len(self._members[0].projection) * state.shape[:2].numel() * len(rows) * self._config.dim
+            keeps = size <= (KEPT_ON_GPU if self._on_gpu else _KEPT)
+            part = _weighted(weights, *inputs) if keeps else cast("Tensor", _Recomputed.apply(weights, *inputs))
         else:
             features, weights = _scaled(weights.unsqueeze(-1), *inputs)
             if every and self._total is not None:

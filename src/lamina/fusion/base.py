@@ -11,14 +11,13 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from copy import copy
 from dataclasses import Field, dataclass
 from functools import cached_property
-from threading import Lock
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError
@@ -506,14 +505,23 @@ class WeightedSum(Stream):
     """
 
     _total: Tensor | None = None  # [members, batch, tokens, width]
+    _kept: tuple[tuple[Tensor, Tensor], ...] = ()  # weight and state of each layer that only `finish` adds
 
     def __init__(self, weights: Tensor) -> None:
-        self._weights = (weights.view(-1, 1, 1, 1, 1) if weights.ndim == 1 else weights).unbind(0)
+        self._single = weights.ndim == 1
+        self._weights = (weights.view(-1, 1, 1, 1, 1) if self._single else weights).unbind(0)
 
     def step(self, index: int, view: LayerView) -> None:
-        """Multiply the state of layer `index` by the layer's weight, and add it to the sum."""
+        """Multiply the state of layer `index` by the layer's weight, and add it to the sum.
+
+        In the training of a single fusion on a frozen model, the state is only stored, and `finish` adds it.
+        """
         weight = self._weights[index]
-        self._add(view.state.to(weight.dtype), weight.to(view.state.device))
+        state, weight = view.state.to(weight.dtype), weight.to(view.state.device)
+        if self._single and weight.requires_grad and not state.requires_grad:
+            self._kept = (*self._kept, (weight, state))
+        else:
+            self._add(state, weight)
 
     def _add(self, state: Float[Tensor, "batch tokens width"], weight: Float[Tensor, "members ..."]) -> None:
         """Add `state * weight` to each member's sum, in place unless gradients are recorded."""
@@ -526,57 +534,33 @@ class WeightedSum(Stream):
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
         """Return a list with the sum of each member; ConfigError if no state was processed. `mask` is unused."""
+        if self._kept:
+            weights, states = zip(*self._kept, strict=True)
+            total = cast("Tensor", _FrozenSum.apply(torch.stack(weights).flatten(), *states)).unsqueeze(0)
+            self._total = total if self._total is None else self._total + total
         return list(require_fed(self._total).unbind(0))
 
 
-class InputWeighted(Fusion):
-    """Base class of fusions whose layer weights differ from token to token; their sums give the `importance`.
+class _FrozenSum(torch.autograd.Function):
+    """`sum_i weights[i] * states[i]` with a gradient for the weights `[layers]`, but none for the states.
 
-    Subclasses pass the weights of each pass to `observe`.
-
-    Attributes:
-        amounts: `[layers]`, the sum of each layer's absolute weights over all tokens since the last switch between
-            training and eval mode. It is a buffer that is not saved.
+    The gradient of a weight is one inner product. Without this class, it would be a product of the size of a state.
     """
 
-    amounts: Tensor
-    _counting: ClassVar = Lock()  # held during the addition, so that threads do not lose each other's counts
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, *states: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(*states)
+        total = states[0] * weights[0]
+        for weight, state in zip(weights[1:], states[1:], strict=True):
+            total.addcmul_(state, weight)
+        return total
 
-    def __init__(self, config: Any, *, layers: int, width: int, dim: int | None = None) -> None:  # noqa: ANN401
-        super().__init__(config, layers=layers, width=width, dim=dim)
-        self.register_buffer("amounts", torch.zeros(layers), persistent=False)
-
-    def observe(self, weights: Float[Tensor, "layers batch tokens"], mask: Bool[Tensor, "batch tokens"]) -> None:
-        """Add the absolute weights at all tokens (`mask` True) of one pass to `amounts`; in an export, do nothing.
-
-        The weights of a token may be negative, and need not sum to 1.
-        """
-        if torch.compiler.is_exporting():
-            return
-        seen = weights.detach().float().abs().masked_fill(~mask, 0).sum((1, 2))
-        with self._counting:
-            self.amounts = self.amounts.to(seen) + seen
-
-    def contributions(self, states: Sequence[Float[Tensor, "1 tokens width"]]) -> Float[Tensor, "layers tokens"]:
-        """Return the absolute weight of each layer at each token of one text, `[layers, tokens]`.
-
-        `amounts` does not change.
-        """
-        seen: list[Tensor] = []
-        twin = copy(self)
-        twin.observe = lambda weights, mask: seen.append(weights.detach())  # noqa: ARG005  the name is part of the call
-        twin(torch.stack(list(states)))
-        return seen[0][:, 0].float().abs()
-
-    def train(self, mode: bool = True) -> Self:
-        """Set training or eval mode, as in torch. If the mode changes, `amounts` is set to 0."""
-        if mode != self.training:
-            self.amounts = torch.zeros_like(self.amounts)
-        return super().train(mode)
-
-    def importance(self) -> Float[Tensor, " layers"]:
-        """Return each layer's share of `amounts`. The shares sum to 1; they are equal as long as `amounts` are 0."""
-        return normalized(self.amounts)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore
+        gradient = grad_outputs[0].flatten()
+        inner = [torch.dot(state.flatten(), gradient) for state in ctx.saved_tensors]
+        return torch.stack(inner), *(None for _ in inner)
 
 
 def normalized(amounts: Float[Tensor, " layers"]) -> Float[Tensor, " layers"]:

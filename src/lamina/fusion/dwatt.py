@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.base import SIZE, FusionConfig, InputWeighted
+from lamina.fusion.base import SIZE, FusionConfig
+from lamina.fusion.input_weighted import InputWeighted
 from lamina.layers.selectors import Selector
 
 if TYPE_CHECKING:

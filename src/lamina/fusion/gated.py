@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.base import SIZE, FusionConfig, InputWeighted, LayerView, WeightedSum
+from lamina.fusion.base import SIZE, FusionConfig, LayerView, WeightedSum
+from lamina.fusion.input_weighted import InputWeighted
 from lamina.layers.selectors import Selector
 
 if TYPE_CHECKING:

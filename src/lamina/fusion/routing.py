@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.base import FusionConfig, InputWeighted, Range
+from lamina.fusion.base import FusionConfig, Range
+from lamina.fusion.input_weighted import InputWeighted
 from lamina.layers.selectors import Selector
 
 if TYPE_CHECKING:

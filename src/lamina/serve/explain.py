@@ -11,7 +11,7 @@ import torch
 
 from lamina.bank.layer_amounts import layer_amounts
 from lamina.errors import NotFiniteError
-from lamina.fusion.base import InputWeighted
+from lamina.fusion.input_weighted import InputWeighted
 from lamina.layers.preserve import evaluating
 from lamina.layers.types import tokenizer_of
 from lamina.serve.workers import ReaderWorker

@@ -7,7 +7,9 @@ import torch
 from tests.support.formulas import positions, view_of
 
 from lamina.errors import ConfigError
+from lamina.fusion import ada_layers
 from lamina.fusion.ada_layers import AdaLayers, sinusoids
+from lamina.fusion.single_layer import SingleLayer
 
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]], dtype=torch.bool)
 
@@ -101,6 +103,37 @@ def test_what_may_run_as_one():
     assert one.group() != config.build(3, 16).group()
     assert one.group() != config.build(3, 8).eval().group()
     assert one.group() != config.build(3, 8).double().group()
+
+
+@pytest.mark.parametrize("config", [AdaLayers(dim=8), AdaLayers(dim=8, dropout=0.0), SingleLayer(layer=1, dim=8)])
+def test_features_that_are_computed_again_have_the_gradients_of_features_that_are_kept(
+    config: AdaLayers | SingleLayer, monkeypatch: pytest.MonkeyPatch
+):
+    members = [config.build(3, 16).train() for _ in range(2)]
+    states = torch.randn(3, 4, 6, 16)
+
+    def gradients() -> list[torch.Tensor]:
+        for number, member in enumerate(members):
+            member.generator = torch.Generator().manual_seed(number)
+            member.zero_grad()
+        stream = members[0].stream(members)
+        for index in stream.active_layers(members):
+            stream.step(index, view_of(states[index]))
+        stream.finish(torch.ones(4, 6, dtype=torch.bool)).square().sum().backward()
+        return [value.grad for member in members for value in member.parameters() if value.grad is not None]
+
+    calls: list[int] = []
+    again = ada_layers._Recomputed.backward
+    monkeypatch.setattr(ada_layers._Recomputed, "backward", lambda *args: calls.append(1) or again(*args))
+    kept = gradients()
+    assert not calls
+    monkeypatch.setattr(ada_layers, "_KEPT", 0)
+    computed = gradients()
+    assert calls
+    assert len(kept) == len(computed) > 0
+    for one, other in zip(kept, computed, strict=True):
+        assert one.abs().sum() > 0
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("grad", [False, True])

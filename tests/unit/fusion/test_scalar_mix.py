@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.support.formulas import view_of
 
 from lamina.errors import ConfigError
 from lamina.fusion.scalar_mix import ScalarMix
@@ -43,6 +44,28 @@ def test_without_dropout_no_random_number_is_drawn():
     before = fusion.generator.get_state()
     fusion(torch.randn(3, 1, 1, 2))
     assert torch.equal(fusion.generator.get_state(), before)
+
+
+@pytest.mark.parametrize("trained", [(), (1,), (0, 1, 2)])
+def test_the_weights_have_the_same_gradient_over_frozen_states_as_over_trained_ones(trained: tuple[int, ...]):
+    fusion = ScalarMix().build(3, 4).train()
+    states = torch.randn(3, 2, 5, 4)
+    read = [state.clone().requires_grad_(index in trained) for index, state in enumerate(states)]
+    stream = fusion.stream([fusion])
+    for index, state in enumerate(read):
+        stream.step(index, view_of(state))
+    (got,) = stream.finish(torch.ones(2, 5, dtype=torch.bool))
+    got.square().sum().backward()
+    scores = fusion.scores.detach().requires_grad_()
+    weights = fusion.scale.detach() * scores.softmax(0)
+    expected = torch.einsum("l,lbtw->btw", weights, states)
+    torch.testing.assert_close(got, expected)
+    (slope,) = torch.autograd.grad(expected.square().sum(), scores)
+    assert slope.abs().sum() > 0
+    torch.testing.assert_close(fusion.scores.grad, slope)
+    for index, state in enumerate(read):
+        if index in trained:
+            torch.testing.assert_close(state.grad, 2 * expected.detach() * weights[index].detach())
 
 
 def test_values_that_cannot_be_are_refused():

@@ -15,6 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from tests.support.probing_sets import probing_sets, rows, write
 from tests.support.stored import tiny_model, tiny_tokenizer
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from lamina.errors import CacheError, ConfigError, DataError, UnknownNameError
 from lamina.studies import Study, benchmark
@@ -149,6 +150,25 @@ def test_regression_follows_the_grid_and_the_folds_of_the_package():
     assert ours.held_out == pytest.approx(max(by_strength), abs=0.005)
     assert [len(regressions.folds_of(np.arange(count) % 2, 1)) for count in (12, 64, 128)] == [36, 6, 1]
     assert regressions.folds_of(np.zeros(20, int), 1) == []
+
+
+def test_regressions_use_one_thread_of_linear_algebra_and_give_the_others_back(monkeypatch: pytest.MonkeyPatch):
+    """Threads of linear algebra beside those of torch wait for each other: a fit took five times as long."""
+    seen: list[set[int]] = []
+
+    def threads() -> set[int]:
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    fit = LogisticRegression.fit
+    spy = lambda *args, **options: seen.append(threads()) or fit(*args, **options)  # noqa: E731
+    monkeypatch.setattr(LogisticRegression, "fit", spy)
+    features, classes = np.random.RandomState(0).randn(40, 4), np.arange(40) % 2
+    with threadpool_limits(2, "blas"):
+        regressions.logistic(features, classes, features, seed=0)
+        regressions.principal_components(features, classes, features, seed=0)
+        assert threads() == {2}
+    assert len(seen) > 2
+    assert all(count == {1} for count in seen)
 
 
 @pytest.mark.parametrize("method", [regressions.principal_components, regressions.neighbours])

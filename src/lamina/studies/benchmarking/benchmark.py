@@ -92,6 +92,7 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
     output: str | Path | None = None,
     resume: bool = False,
     progress: bool = True,
+    ray: str | None = None,
 ) -> Study:
     """Compare readers with rival methods on public binary probing sets, and say what holds over all sets.
 
@@ -124,6 +125,9 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
             written.
         resume: Do not repeat cells that are already finished in `output`.
         progress: Show a progress bar.
+        ray: Run the cells as tasks of Ray, each on one core: "local" (on this machine), "auto" (the cluster that runs
+            on this machine), or the address of a cluster. With several points, the model then reads the texts of each
+            point anew. None: in this process, one by one.
 
     Returns:
         A study with the columns "set", "point", "method", "seed", "measure", "score" and others, and four measures.
@@ -137,11 +141,11 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
         ModelNotFoundError: If `model` is a name and there is no such model.
         ConfigError: If nothing is to be run, an entry of a list occurs twice, an option is out of range, the model has
             no tokenizer, or every cell failed; if `resume` is set without `output`, or the cells in `output` were run
-            with other settings or library versions.
+            with other settings or library versions; if no Ray cluster answers.
         DataError: If the data cannot be found, or its list of sets cannot be read.
         CacheError: If the states of a set would not fit on the disk. Raised before anything runs.
         StoreError: If files of `model` are damaged, `output` cannot be written, or a finished cell in it is damaged.
-        MissingExtraError: If a method needs a package that is not installed.
+        MissingExtraError: If a method needs a package that is not installed, or `ray` is set and Ray is not installed.
         UnsupportedModelError: If the model's layers cannot be found.
 
     Source:
@@ -167,16 +171,17 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
     facts = study_settings({"model": source}, **options)
     place = None if output is None else Path(output)
     with SetStates(partial(set_texts, folder, used_points, settings)) as states:
-        kept = states if len(used_points) > 1 else None
+        kept = states if len(used_points) > 1 and ray is None else None
         # a result depends on the files of its set, which matters for results that are kept
         files = {name: {} if place is None else {"data": set_digest(folder, name, setting)} for name in chosen}
-        work = partial(cell_rows, source, tokenizer, folder)
+        by_name = ray is not None and isinstance(model, str | Path)  # then each worker loads the model
+        work = partial(cell_rows, model if by_name else source, tokenizer, folder.resolve())
         cells = [
             Cell({"set": name, "point": point}, partial(work, name, point, settings, kept), "", files[name])
             for name in chosen
             for point in used_points
         ]
-        table, failures = run_cells(cells, settings=facts, output=place, resume=resume, progress=progress)
+        table, failures = run_cells(cells, settings=facts, output=place, resume=resume, progress=progress, ray=ray)
     if table.empty:
         raise ConfigError(f"{_OP}: no cell returned rows; the first failed with: {failures[0].error}")
     listed = [{"key": dict(failure.key), "error": failure.error} for failure in failures]

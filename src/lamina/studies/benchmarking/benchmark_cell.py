@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, cast, final
 
@@ -21,6 +22,7 @@ from lamina.fusion.scalar_mix import ScalarMix
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.layers.preserve import preserve_training
 from lamina.layers.wrappers import unwrapped
+from lamina.store import load
 from lamina.studies.benchmarking import regressions
 from lamina.studies.benchmarking.probing_sets import portion, read_set
 from lamina.studies.probing.controls import text_features
@@ -35,8 +37,6 @@ from lamina.train.training_run import open_runner, train
 from lamina.utils import Row
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from transformers import PreTrainedModel
 
     from lamina.data.state_cache import CachedStates
@@ -193,7 +193,7 @@ def set_texts(folder: Path, points: Sequence[float | None], settings: CellSettin
 
 
 def cell_rows(
-    model: PreTrainedModel,
+    model: PreTrainedModel | str | Path,
     processor: Processor | None,
     folder: Path,
     name: str,
@@ -208,7 +208,7 @@ def cell_rows(
     chosen but not installed, and CacheError or another LaminaError as `States` does.
 
     Args:
-        model: The model, which is not changed.
+        model: The model, which is not changed, or its name or folder.
         processor: Its tokenizer. None: the one saved with the model.
         folder: The folder of the data files.
         name: Name of the data set.
@@ -225,7 +225,7 @@ def cell_rows(
     """
     drawn = cell_portion(folder, name, point, settings)
     rows: list[Row] = []
-    base = unwrapped(model)
+    base = load(model)[0] if isinstance(model, str | Path) else unwrapped(model)
     with TemporaryDirectory(ignore_cleanup_errors=True) as temporary, preserve_training(base):
         states = States(base, processor, drawn, settings, temporary if kept is None else kept)
         for method in settings.methods:

@@ -102,11 +102,15 @@ def _choose(values: Sequence[T], usual: T, folds: Folds, score: Callable[[T], fl
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Hide warnings that a regression has not converged, inside the `with` block."""
-    from sklearn.exceptions import ConvergenceWarning
+def _in_one_thread() -> Iterator[None]:
+    """Hide warnings that a regression has not converged, and use one thread, inside the `with` block.
 
-    with warnings.catch_warnings():
+    The matrices are small, and threads of linear algebra beside those of torch wait for each other.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from threadpoolctl import threadpool_limits
+
+    with warnings.catch_warnings(), threadpool_limits(1, "blas"):
         warnings.simplefilter("ignore", ConvergenceWarning)
         yield
 
@@ -120,7 +124,7 @@ def logistic(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fit
     size = train.shape[1] + 1
     train, test = fewer_columns(train, test)
     folds = folds_of(classes, seed)
-    with _quietly():
+    with _in_one_thread():
         strength, held_out = _choose(
             STRENGTHS, 1.0, folds, lambda c: _held_out(partial(_regression, c, seed), train, classes, folds)
         )
@@ -161,7 +165,7 @@ def principal_components(train: Matrix, classes: Classes, test: Matrix, *, seed:
     pca = PCA(most, random_state=seed)
     parts, test_parts = pca.fit_transform(train), pca.transform(test)
     folds, make = folds_of(classes, seed), partial(_regression, 1.0, seed)
-    with _quietly():
+    with _in_one_thread():
         number, held_out = _choose(
             _spaced(most), most, folds, lambda number: _held_out(make, parts[:, :number], classes, folds)
         )

@@ -13,7 +13,7 @@ import torch
 from lamina.bank import ReaderBank
 from lamina.bank.layer_amounts import layer_amounts
 from lamina.errors import ConfigError
-from lamina.fusion.base import InputWeighted
+from lamina.fusion.input_weighted import InputWeighted
 from lamina.layers.types import tokenizer_of
 from lamina.studies.passes import Text, group_batches, text_inputs
 from lamina.studies.runner import check_given
