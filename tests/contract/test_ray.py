@@ -16,7 +16,8 @@ import torch
 from tests.support.cells import cells, run_that_dies, runs
 from tests.support.dying import Odd, dies
 from tests.support.film_recipes import LAST, methods, recipe, write_films
-from tests.support.stored import TEXTS, tiny_bank
+from tests.support.probing_sets import probing_sets
+from tests.support.stored import TEXTS, save_base, tiny_bank
 
 import lamina
 from lamina.cells import run_cells as cell_runs
@@ -26,6 +27,7 @@ from lamina.prediction.ray_workers import in_order
 from lamina.recipes import run_recipe as runner
 from lamina.recipes.run_recipe import run_recipe
 from lamina.store import load
+from lamina.studies import benchmark
 from lamina.studies.runner import Cell, run_cells
 
 ray = pytest.importorskip("ray")
@@ -187,6 +189,18 @@ def test_a_cell_that_does_not_pickle_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"study: a cell cannot be sent to a worker .*functools.partial"):
         quiet([Cell({"seed": 0}, lambda: [{"score": held.fileno()}])], ray="auto")
     held.close()
+
+
+@pytest.mark.parametrize("points", [None, [16, 32]])
+def test_a_benchmark_on_workers_is_that_of_one_process(points: list[int] | None, tmp_path: Path):
+    setting = "normal" if points is None else "scarce"
+    options = {"methods": ("majority", "embedding", "scalar_mix"), "seeds": [0], "scored": 40, "progress": False}
+    options |= {"data": probing_sets(tmp_path / "sets"), "setting": setting, "points": points}
+    model = save_base(tmp_path / "base")
+    here, there = (benchmark(model, ray=ray, **options) for ray in (None, "auto"))
+    assert [failure["key"]["set"] for failure in there.settings["failures"]] == ["4_lost"] * len(points or [None])
+    timed = ["seconds", "pass_seconds"]
+    pd.testing.assert_frame_equal(here.table.drop(columns=timed), there.table.drop(columns=timed))
 
 
 # Runs of recipes
