@@ -28,7 +28,8 @@ Domain: TypeAlias = tuple[float, float]  # lowest and highest value of an axis
 
 LAYER = "layer (0 = embeddings)"
 FEW_TICKS = 26  # up to this many values of x, each value has a tick
-FEW_SERIES = 8  # number of colours that can be told apart; more series get shades of one colour
+FEW_SERIES = 8  # number of the theme's colours; more named series get those of another palette
+MOST_NAMED = 20  # number of that palette's colours; more series get shades of one colour
 FEW_LABELS = 6  # up to this many lines, each line has its name at its end instead of a legend
 MOST_LABELS = 3  # with more lines, those with the highest ends are named there, beside the legend
 UNBOUNDED = (float("-inf"), float("inf"))
@@ -263,18 +264,20 @@ def _value_scale(altair: ModuleType, drawing: Drawing, domain: Domain | None, *,
 def _colour(altair: ModuleType, drawing: Drawing, *, shape: bool = False) -> Channels:
     """Return the channels that tell series apart: "color", and with `shape` also "shape"; {} for a single series.
 
-    Series that are numbers, or more than eight, get shades of one colour and no shapes. There is no legend if all lines
+    Series that are numbers, or more than 20, get shades of one colour and no shapes. There is no legend if all lines
     have their names at their ends.
     """
     names = drawing.series
     if len(names) < 2:
         return {}
-    shades = _numeric(drawing.rows, "colour") or len(names) > FEW_SERIES
+    shades = _numeric(drawing.rows, "colour") or len(names) > MOST_NAMED
+    palette = {"scheme": "tableau20"} if FEW_SERIES < len(names) and not shades else {}
     legend = altair.Legend(symbolOpacity=1) if drawing.has_legend else None
-    options = {"title": drawing.titles.get("colour"), "scale": altair.Scale(domain=names), "legend": legend}
-    channels = {"color": altair.Color(f"colour:{'O' if shades else 'N'}", **options)}
+    options = {"title": drawing.titles.get("colour"), "legend": legend}
+    scale = altair.Scale(domain=names, **palette)
+    channels = {"color": altair.Color(f"colour:{'O' if shades else 'N'}", scale=scale, **options)}
     if shape and not shades:
-        channels["shape"] = altair.Shape("colour:N", **options)
+        channels["shape"] = altair.Shape("colour:N", scale=altair.Scale(domain=names), **options)
     return channels
 
 

@@ -24,3 +24,19 @@ def test_many_lines_have_a_legend_and_the_highest_are_named():
     assert drawing.has_legend
     named = [(row["x"], row["colour"]) for row in spec_of(drawing)["data"]["values"] if "label_y" in row]
     assert named == [(2, layer) for layer in range(MOST_LABELS)]
+
+
+@pytest.mark.parametrize(("names", "palette"), [(8, None), (9, "tableau20"), (20, "tableau20")])
+def test_named_series_have_a_colour_and_a_symbol_each(names: int, palette: str | None):
+    rows = [{"x": 1.0, "value": place / 30, "colour": f"method {place}"} for place in range(names)]
+    encoding = spec_of(Drawing("scatter", rows, "Score and time"))["encoding"]
+    assert (encoding["color"]["type"], encoding["color"]["scale"].get("scheme")) == ("nominal", palette)
+    assert "shape" in encoding
+
+
+@pytest.mark.parametrize("series", [[f"method {place}" for place in range(21)], [0, 1, 2]])
+def test_numbers_and_very_many_series_have_shades(series: list[str | int]):
+    rows = [{"x": 1.0, "value": place / 30, "colour": name} for place, name in enumerate(series)]
+    encoding = spec_of(Drawing("scatter", rows, "Score and time"))["encoding"]
+    assert encoding["color"]["type"] == "ordinal"
+    assert "shape" not in encoding
