@@ -271,7 +271,7 @@ def _colour(altair: ModuleType, drawing: Drawing, *, shape: bool = False) -> Cha
     if len(names) < 2:
         return {}
     shades = _numeric(drawing.rows, "colour") or len(names) > MOST_NAMED
-    palette = {"scheme": "tableau20"} if FEW_SERIES < len(names) and not shades else {}
+    palette = {"scheme": "tableau20"} if len(names) > FEW_SERIES and not shades else {}
     legend = altair.Legend(symbolOpacity=1) if drawing.has_legend else None
     options = {"title": drawing.titles.get("colour"), "legend": legend}
     scale = altair.Scale(domain=names, **palette)
