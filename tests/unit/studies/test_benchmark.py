@@ -171,8 +171,12 @@ def test_regressions_use_one_thread_of_linear_algebra_and_give_the_others_back(m
     assert all(count == {1} for count in seen)
 
 
-@pytest.mark.parametrize("method", [regressions.principal_components, regressions.neighbours])
+@pytest.mark.parametrize(
+    "method", [regressions.principal_components, regressions.neighbours, regressions.boosted_trees]
+)
 def test_other_methods_find_a_clear_difference(method):
+    if method is regressions.boosted_trees:
+        pytest.importorskip("xgboost")
     rng = np.random.default_rng(0)
     labels = np.arange(80) % 2
     features = rng.normal(size=(80, 8)) + 3 * labels[:, None]
@@ -214,6 +218,26 @@ def test_the_study_has_every_method_of_every_set_and_names_a_lost_set(
     # two sets decide nothing
     assert not ahead[["low", "high", "p"]].notna().any(axis=None)
     assert not any(word in page for word in ("interval", "Holm", "Nemenyi"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:200]), "is damaged"),
+        (lambda path: path.write_bytes(b"prompt,target\na,0\nb,1\n"), "is damaged"),  # not compressed
+        (lambda path: write(path, "prompt\na\n"), "is damaged"),
+        (lambda path: write(path, "prompt,target\na,0\nb,0\n"), "has 1 classes; 2 are needed"),
+        (lambda path: write(path, ""), "is damaged"),
+    ],
+    ids=["cut off", "not compressed", "no classes", "one class", "empty"],
+)
+def test_a_damaged_set_is_named_and_the_others_run(model, damage, said: str, tmp_path: Path):
+    damage(probing_sets(tmp_path) / "cleaned_data/1_mood.csv.zst")
+    study = run(model, tmp_path, sets=["1", "2"], methods=("majority",))
+    (failure,) = study.settings["failures"]
+    assert failure["key"]["set"] == "1_mood"
+    assert said in failure["error"]
+    assert set(study.table.loc[study.table["measure"] == "score", "set"]) == {"2_again"}
 
 
 class OnGpu(torch.Tensor):
