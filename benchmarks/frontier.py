@@ -1,6 +1,6 @@
 """Score against cost: the score of each way of adding a task to MiniLM, and its cost in parameters and time.
 
-    python benchmarks/frontier.py --data ../shared/data --output out/frontier [--tasks cola rte] [--methods ...]
+    python benchmarks/frontier.py --data ../shared/data [--output FOLDER] [--tasks cola rte] [--methods ...]
         [--seeds 0 1 2] [--rows 2000] [--scored 1000] [--epochs 3] [--states out/states] [--rates 1e-3] [--workers 8]
         [--picture frontier.svg] [--json]
     python benchmarks/frontier.py --recorded docs/results/frontier-all-rows.csv [--picture frontier.svg] [--json]
@@ -195,7 +195,9 @@ def _options() -> argparse.Namespace:
         "--data", type=Path, help="folder with a subfolder per task, as for `lamina train`; needed without --recorded"
     )
     parser.add_argument("--recorded", type=Path, help="CSV file with scores of earlier runs (default: none)")
-    parser.add_argument("--output", type=Path, default=Path("out/frontier"), help="folder for results that have ended")
+    parser.add_argument(
+        "--output", type=Path, help="folder for results that have ended (default: out/frontier, with the limits of rows)"
+    )
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS), help="tasks (default: all)")
     parser.add_argument("--methods", nargs="+", choices=NAMES, default=NAMES, help="methods (default: all)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="seeds (default %(default)s)")
@@ -215,6 +217,8 @@ def _options() -> argparse.Namespace:
     arguments = parser.parse_args()
     if (arguments.data is None) == (arguments.recorded is None):
         parser.error("give either --data, to run, or --recorded, to show the scores in a file")
+    limits = [str(limit) for limit in (arguments.rows, arguments.scored) if limit]
+    arguments.output = arguments.output or Path("out") / "-".join(["frontier", *limits])  # other limits, other results
     if "LoRA" in arguments.methods and find_spec("peft") is None:
         parser.error("LoRA needs PEFT: pip install peft, or name the other --methods")
     return arguments
