@@ -66,7 +66,7 @@ from lamina.fusion.last_layer import LastLayer
 from lamina.fusion.scalar_mix import ScalarMix
 from lamina.fusion.single_layer import SingleLayer
 from lamina.studies.runner import CELLS, Cell, run_cells
-from lamina.train.results import summarise
+from lamina.train.results import half_interval, summarise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -196,7 +196,9 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--recorded", type=Path, help="CSV file with scores of earlier runs (default: none)")
     parser.add_argument(
-        "--output", type=Path, help="folder for results that have ended (default: out/frontier, with the limits of rows)"
+        "--output",
+        type=Path,
+        help="folder for results that have ended (default: by the limits of rows)",
     )
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS), help="tasks (default: all)")
     parser.add_argument("--methods", nargs="+", choices=NAMES, default=NAMES, help="methods (default: all)")
@@ -483,23 +485,20 @@ def _recorded(path: Path, answering: dict[str, float]) -> list[dict[str, Any]]:
     """Return the rows of `_summed` for the scores in a CSV file, without the columns about training.
 
     Args:
-        path: The file, with the columns task, method, seeds, score, and ± (empty without an interval). Several rows of
-            one task and method count as often as they have seeds; their mean has no interval.
+        path: The file, with the columns task, method, seeds, score, and ± (empty for one seed and for regressions).
+            Several rows of one task and method are runs with different seeds, which are put together.
         answering: Method -> time to answer eight tasks, in passes of the model.
     """
     table: Any = pd.read_csv(path)
     rows = []
     for (task, method), part in table.groupby(["task", "method"], sort=False):
-        interval = float(part["±"].iloc[0])
-        rows.append(
-            {
-                "task": task,
-                "method": method,
-                "seeds": int(part["seeds"].sum()),
-                "score": float((part["score"] * part["seeds"]).sum() / part["seeds"].sum()),
-                "±": "" if len(part) > 1 or math.isnan(interval) else interval,
-            }
-        )
+        seeds, scores = part["seeds"].to_numpy(), part["score"].to_numpy()
+        count, score = int(seeds.sum()), float((scores * seeds).sum() / seeds.sum())
+        unit = [half_interval(int(own), 1.0) if own > 1 else math.inf for own in seeds]  # ± of a spread of 1
+        spreads = part["±"].fillna(0).to_numpy() / unit
+        squares = float(((seeds - 1) * spreads**2 + seeds * (scores - score) ** 2).sum())
+        half = half_interval(count, math.sqrt(squares / (count - 1))) if count > 1 else ""
+        rows.append({"task": task, "method": method, "seeds": count, "score": score, "±": half})
     return _with_shares(rows, answering)
 
 
