@@ -12,12 +12,14 @@ published validation split. Each combination of task, method and seed is saved w
 continues an interrupted run. With `--states`, hidden states stay in a folder, so that further seeds and methods need no
 other pass of the model. `--workers` runs that many combinations at once, each in a process of its own; for a GPU, which
 one of these small models leaves idle. `--recorded` trains nothing: it reads the scores of earlier runs from a file, and
-measures only the time to answer. There are three tables:
+measures only the time to answer. There are four tables:
 
 1. The scores: mean over seeds, and half the width of the 95 % interval.
-2. The share of the gap between "last layer" and "fine-tuning" that each method closes. Tasks in which fine-tuning is no
+2. How far the default is ahead of each other method; with half the width of Welch's 95 % interval if both have at least
+   three seeds. The rows that are scored are not drawn again.
+3. The share of the gap between "last layer" and "fine-tuning" that each method closes. Tasks in which fine-tuning is no
    better have no share.
-3. The cost, as the median over the tasks. For LoRA with a mixed batch (a copy of the batch per adapter, in one pass)
+4. The cost, as the median over the tasks. For LoRA with a mixed batch (a copy of the batch per adapter, in one pass)
    only the time is measured. Columns:
 
     trained          number of trained parameters, classifier included; `MB` is the size stored for the task, in float32
@@ -66,7 +68,7 @@ from lamina.fusion.last_layer import LastLayer
 from lamina.fusion.scalar_mix import ScalarMix
 from lamina.fusion.single_layer import SingleLayer
 from lamina.studies.runner import CELLS, Cell, run_cells
-from lamina.train.results import half_interval, summarise
+from lamina.train.results import INTERVAL_SEEDS, half_interval, summarise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -527,27 +529,51 @@ def _with_shares(rows: list[dict[str, Any]], answering: dict[str, float]) -> lis
 
 
 def _tables(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Return the three tables: scores and shares, with a column per task, and costs; each has a row per method."""
+    """Return the tables: scores, leads and shares, with a column per task, and costs; each has a row per method."""
     tasks = list(dict.fromkeys(row["task"] for row in rows if row["task"]))
-    tables: list[list[dict[str, Any]]] = [[], [], []]
+    tables: list[list[dict[str, Any]]] = [[], [], [], []]
+    ours = {row["task"]: row for row in rows if row["method"] == OURS}
     for method in dict.fromkeys(row["method"] for row in rows):
         by_task = {row["task"]: row for row in rows if row["method"] == method}
         scored = {task: row for task, row in by_task.items() if row["score"] != ""}
         if not scored:  # only timed
-            tables[2].append({**dict.fromkeys(tables[2][0], ""), "method": method, "answer": by_task[""]["answer"]})
+            tables[-1].append({**dict.fromkeys(tables[-1][0], ""), "method": method, "answer": by_task[""]["answer"]})
             continue
         tables[0].append({"method": method} | {task: _score_text(scored.get(task)) for task in tasks if task in TASKS})
+        if ours and method != OURS:
+            leads = {task: _lead_text(ours.get(task), scored.get(task)) for task in tasks if task in TASKS}
+            tables[1].append({f"{OURS} minus": method} | leads)
         shares = {task: by_task[task]["closed"] if task in by_task else "" for task in tasks}
-        tables[1].append({"method": method} | shares)
+        tables[2].append({"method": method} | shares)
         costs = [key for key in ("trained", "MB", "train s") if key in next(iter(scored.values()))]
         cost = {key: statistics.median(row[key] for row in scored.values()) for key in costs}
-        tables[2].append({"method": method, **cost, "answer": next(iter(by_task.values()))["answer"]})
-    return tables
+        tables[3].append({"method": method, **cost, "answer": next(iter(by_task.values()))["answer"]})
+    return [table for table in tables if table]
 
 
 def _score_text(row: dict[str, Any] | None) -> str:
     """Return the score of a row as text, with half the width of its interval if it has one; "" for None."""
     return "" if row is None else f"{row['score']:.3f}" + (f" ± {row['±']:.3f}" if row["±"] != "" else "")
+
+
+def _lead_text(ours: dict[str, Any] | None, other: dict[str, Any] | None) -> str:
+    """Return how far the default's row is ahead of another row of the same task, as text; "" if one is None.
+
+    If both have at least three seeds, half the width of Welch's interval stands behind it.
+    """
+    if ours is None or other is None:
+        return ""
+    lead = f"{ours['score'] - other['score']:+.3f}"
+    if min(ours["seeds"], other["seeds"]) < INTERVAL_SEEDS:
+        return lead
+    parts = []  # variance of the mean, degrees of freedom
+    for row in (ours, other):
+        count = int(row["seeds"])
+        parts.append(((row["±"] / half_interval(count, 1.0)) ** 2 / count, count - 1))
+    variance = sum(part for part, _ in parts)
+    freedom = variance**2 / sum(part**2 / degrees for part, degrees in parts)
+    half = half_interval(freedom + 1, math.sqrt(variance * (freedom + 1)))
+    return f"{lead} ± {half:.3f}"
 
 
 if __name__ == "__main__":
