@@ -381,6 +381,11 @@ def test_bad_input_is_said_before_anything_runs(model, folder: Path, monkeypatch
             run(model, folder, setting="scarce", points=points)
     with pytest.raises(ConfigError, match="tokenizer"):
         benchmark(model, data=folder, **FAST)
+    with monkeypatch.context() as patch:
+        patch.setattr(benchmarks.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
+        with pytest.raises(ConfigError, match=r"means of one set's states may take .* Leave out the methods"):
+            run(model, folder)
+        run(model, folder, methods=["majority"], sets=["1"])
     monkeypatch.setattr("lamina.data.disk_cache.shutil.disk_usage", lambda _: type("U", (), {"total": 1, "free": 0}))
     with pytest.raises(CacheError, match="states of one set may take"):
         run(model, folder)

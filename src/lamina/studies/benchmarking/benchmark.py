@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
+import psutil
 
 from lamina.data.disk_cache import check_room
 from lamina.data.encode import length_limit
@@ -21,7 +22,15 @@ from lamina.layers import default_stack
 from lamina.layers.types import check_tokenizer
 from lamina.layers.wrappers import unwrapped
 from lamina.store import load
-from lamina.studies.benchmarking.benchmark_cell import METHODS, USUAL, CellSettings, SetStates, cell_rows, set_texts
+from lamina.studies.benchmarking.benchmark_cell import (
+    METHODS,
+    OF_MEANS,
+    USUAL,
+    CellSettings,
+    SetStates,
+    cell_rows,
+    set_texts,
+)
 from lamina.studies.benchmarking.probing_sets import (
     MOST_TRAINED,
     SETTINGS,
@@ -140,8 +149,9 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
         UnknownNameError: If a setting, set or method does not exist.
         ModelNotFoundError: If `model` is a name and there is no such model.
         ConfigError: If nothing is to be run, an entry of a list occurs twice, an option is out of range, the model has
-            no tokenizer, or every cell failed; if `resume` is set without `output`, or the cells in `output` were run
-            with other settings or library versions; if no Ray cluster answers.
+            no tokenizer, or every cell failed; if the means of a set's states would not fit into the memory; if
+            `resume` is set without `output`, or the cells in `output` were run with other settings or library versions;
+            if no Ray cluster answers.
         DataError: If the data cannot be found, or its list of sets cannot be read.
         CacheError: If the states of a set would not fit on the disk. Raised before anything runs.
         StoreError: If files of `model` are damaged, `output` cannot be written, or a finished cell in it is damaged.
@@ -166,7 +176,7 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
     tokenizer = check_tokenizer(own_processor(source, loaded_processor if processor is None else processor))
     length = min(max_length, length_limit(source, tokenizer, None))
     settings = CellSettings(setting, tuple(methods), tuple(seeds), scored, unique, length)
-    _check_disk(default_stack(source, None, op=_OP), settings, len(used_points))
+    _check_room(default_stack(source, None, op=_OP), settings, len(used_points))
     options = {key: value for key, value in asdict(settings).items() if key not in ("readers", "training")}
     facts = study_settings({"model": source}, **options)
     place = None if output is None else Path(output)
@@ -216,8 +226,11 @@ def _points(setting: Setting, points: Sequence[float] | None) -> Sequence[float 
     return points
 
 
-def _check_disk(stack: LayerStack, settings: CellSettings, points: int) -> None:
+def _check_room(stack: LayerStack, settings: CellSettings, points: int) -> None:
     """Raise CacheError unless the states of the largest possible set fit into the folder for temporary files.
+
+    Raise ConfigError unless their means over the tokens fit into the memory, for the methods that need them: the means
+    of all layers, and for "all_layers" three copies of them.
 
     `points` is the number of points (see `_points`); with the setting "imbalance", each has rows of its own. `stack` is
     the stack that is read.
@@ -233,6 +246,11 @@ def _check_disk(stack: LayerStack, settings: CellSettings, points: int) -> None:
             f"{_OP}: the states of one set may take {needed / 1e9:.1f} GB; {error.free_bytes} bytes are free. {hint}."
         )
         raise CacheError(message, needed_bytes=needed, free_bytes=error.free_bytes) from error
+    copies = 4 if "all_layers" in settings.methods else int(bool(OF_MEANS & {*settings.methods}))
+    means = copies * (MOST_TRAINED + (settings.scored or _MOST_SCORED)) * stack.layers * stack.width * 4  # float32
+    if means > (free := psutil.virtual_memory().available):
+        got = f"the means of one set's states may take {means / 1e9:.1f} GB of memory; {free / 1e9:.1f} GB are free"
+        raise ConfigError(f"{_OP}: {got}. Leave out the methods that read them, or use fewer scored rows.")
 
 
 def benchmark_study(rows: Frame, settings: Mapping[str, JSON]) -> Study:

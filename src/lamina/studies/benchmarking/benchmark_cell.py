@@ -69,6 +69,8 @@ READERS: Mapping[str, ReaderOf] = {
 """Method -> the reader that it trains, all with the batch size, learning rate and epochs of `LaminaClassifier`."""
 FEATURES = ("majority", "tfidf", "embedding", "best_layer", "all_layers", "pca", "knn", "xgboost")
 """Methods that fit fixed features: the words, or the mean of a layer's states over the tokens."""
+OF_MEANS = {*FEATURES} - {"majority", "tfidf"}
+"""Those of `FEATURES` that read means of states."""
 METHODS = (*FEATURES, *READERS)
 USUAL = tuple(name for name in METHODS if name != "xgboost")
 
@@ -361,7 +363,7 @@ class States:
         Raises UnknownNameError for an unknown method, and MissingExtraError if XGBoost is needed but not installed.
         """
         check_known(_OP, [method], METHODS, "method")
-        if method not in _WITHOUT_STATES:
+        if method in OF_MEANS:
             _ = self.means  # computed once for all methods, so that the first does not pay for the others
         start = time.perf_counter()
         fitted, chosen = self.fitted(method)
@@ -402,7 +404,6 @@ class States:
         return {part: mean_states(group) for part, group in self._groups.items()}
 
 
-_WITHOUT_STATES = ("majority", "tfidf")
 _ON_EMBEDDINGS: Mapping[str, Callable[..., Fitted]] = {
     "embedding": regressions.logistic,
     "pca": regressions.principal_components,
