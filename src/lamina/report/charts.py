@@ -27,7 +27,7 @@ Spec: TypeAlias = JSONObject  # a Vega-Lite specification or config
 Domain: TypeAlias = tuple[float, float]  # lowest and highest value of an axis
 
 LAYER = "layer (0 = embeddings)"
-FEW_TICKS = 26  # up to this many values of x, each value has a tick
+FEW_TICKS = 26  # up to this many whole numbers on the x axis, each has a tick
 FEW_SERIES = 8  # number of the theme's colours; more named series get those of another palette
 MOST_NAMED = 20  # number of that palette's colours; more series get shades of one colour
 FEW_LABELS = 6  # up to this many lines, each line has its name at its end instead of a legend
@@ -308,7 +308,8 @@ def _x_axis(altair: ModuleType, drawing: Drawing) -> alt.X:
         axis = altair.Axis(labelAngle=0, labelLimit=90)
         return altair.X("x:N", sort=in_order(drawing.rows, "x"), title=title, axis=axis)
     values = sorted({row["x"] for row in drawing.rows if not row.get("across")})
-    ticks = {"values": values} if len(values) <= FEW_TICKS else {}
+    each = len(values) <= FEW_TICKS and all(float(value).is_integer() for value in values)
+    ticks = {"values": values} if each else {}
     axis = altair.Axis(grid=False, format="~r", labelOverlap=True, **ticks)
     log = {"type": "log", "base": 2} if drawing.log_x and all(value > 0 for value in values) else {}
     return altair.X("x:Q", title=title, axis=axis, scale=altair.Scale(zero=False, nice=False, padding=14, **log))
@@ -519,7 +520,7 @@ def _heat_map(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain 
 # that stand out most against the background come first.
 ON_LIGHT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4a4f55", "#b3a500")
 ON_DARK = ("#56B4E9", "#E69F00", "#1fc294", "#CC79A7", "#F0E442", "#ff7f3f", "#c9d1d9", "#3f9bdc")
-SYMBOLS = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "wedge")
+SYMBOLS = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 

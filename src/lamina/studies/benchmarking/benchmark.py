@@ -303,10 +303,11 @@ def _over_sets(part: Frame) -> _Summary:
     best = "default" if "default" in scores else max(scores, key=lambda name: scores[name].mean())
     ranks = mean_ranks(scores)
     rows: list[Row] = []
-    for method, own in part.groupby("method", sort=False):
+    for method in sorted(scores, key=lambda name: ranks[name]):  # charts keep this order
+        own = part[part["method"] == method]
         cost = {name: float(own[name].median()) for name in ("seconds", "bytes")}  # one stalled set counts little
-        rows.append({"method": str(method), "measure": "mean", "score": float(scores[str(method)].mean()), **cost})
-        rows.append({"method": str(method), "measure": "rank", "score": ranks[str(method)]})
+        rows.append({"method": method, "measure": "mean", "score": float(scores[method].mean()), **cost})
+        rows.append({"method": method, "measure": "rank", "score": ranks[method]})
     if len(scores) < 2:
         return _Summary(rows, [])
     compared = compare_methods(scores, best)
@@ -337,20 +338,22 @@ def _figures(distance: float | None, *, several: bool) -> dict[str, Figure]:
     charts of the mean score against time and size. If there are `several` points: curves of the mean score and the mean
     rank, with the points on the horizontal axis.
     """
+    auc = "mean AUC"
     mean, title = {"measure": "mean"}, "Mean AUC over the sets"
     if several:
         axes = {"x": "point", "colour": "method", "x_title": "training rows, or share of the positive class"}
         return {
-            "score": Figure("line", **axes, where=mean, title=title),
+            "score": Figure("line", **axes, where=mean, title=title, value_title=auc),
             "rank": Figure("line", **axes, where={"measure": "rank"}, title="Mean rank (1 is best)"),
         }
+    cost = {"colour": "method", "where": mean, "value_title": auc}
     time = "seconds of training per reader, without the pass of the model"
     note = "" if distance is None else f"Ranks less than {distance:.2f} apart do not differ at the 5 % level (Nemenyi)."
     return {
-        "score": Figure("bar", "method", where=mean, title=title),
+        "score": Figure("bar", "method", where=mean, title=title, value_title=auc),
         "rank": Figure("bar", "method", where={"measure": "rank"}, title="Mean rank (1 is best)", note=note),
-        "time": Figure("scatter", "seconds", colour="method", where=mean, title=f"{title} and time", x_title=time),
-        "size": Figure("scatter", "bytes", colour="method", where=mean, title=f"{title} and size", x_title="bytes"),
+        "time": Figure("scatter", "seconds", **cost, title=f"{title} and time", x_title=time),
+        "size": Figure("scatter", "bytes", **cost, title=f"{title} and size", x_title="bytes"),
     }
 
 
