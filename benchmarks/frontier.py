@@ -3,7 +3,8 @@
     python benchmarks/frontier.py --data ../shared/data [--output FOLDER] [--tasks cola rte] [--methods ...]
         [--seeds 0 1 2] [--rows 2000] [--scored 1000] [--epochs 3] [--states out/states] [--rates 1e-3] [--workers 8]
         [--picture frontier.svg] [--json]
-    python benchmarks/frontier.py --recorded docs/results/frontier-all-rows.csv [--picture frontier.svg] [--json]
+    python benchmarks/frontier.py --recorded docs/results/frontier-all-rows.csv [--tasks cola] [--picture frontier.svg]
+        [--json]
 
 The tasks are sequence classification (CoLA, SST-2, IMDB), pairs of texts (MRPC, RTE, STS-B, QNLI) and token
 classification (CoNLL-2003). Every method has a few variants (learning rates, layers). A tenth of the training rows is
@@ -107,8 +108,10 @@ def main() -> None:
         table = _results(arguments)
         rows = _summed(table, _answering(arguments.methods, arguments.repeats) if arguments.repeats else {})
     else:
-        methods = list(pd.read_csv(arguments.recorded)["method"].unique())
-        rows = _recorded(arguments.recorded, _answering(methods, arguments.repeats) if arguments.repeats else {})
+        table = pd.read_csv(arguments.recorded)
+        table = table[table["task"].isin(arguments.tasks)]
+        methods = list(table["method"].unique())
+        rows = _recorded(table, _answering(methods, arguments.repeats) if arguments.repeats else {})
     for part in [rows] if arguments.json else _tables(rows):
         report(part, as_json=arguments.json)
     if arguments.picture is not None:
@@ -483,15 +486,14 @@ def _summed(table: Any, answering: dict[str, float]) -> list[dict[str, Any]]:
     return _with_shares(rows, answering)
 
 
-def _recorded(path: Path, answering: dict[str, float]) -> list[dict[str, Any]]:
-    """Return the rows of `_summed` for the scores in a CSV file, without the columns about training.
+def _recorded(table: Any, answering: dict[str, float]) -> list[dict[str, Any]]:
+    """Return the rows of `_summed` for recorded scores, without the columns about training.
 
     Args:
-        path: The file, with the columns task, method, seeds, score, and ± (empty for one seed and for regressions).
-            Several rows of one task and method are runs with different seeds, which are put together.
+        table: The pandas table of the file, with the columns task, method, seeds, score, and ± (empty for one seed and
+            for regressions). Several rows of one task and method are runs with different seeds, which are put together.
         answering: Method -> time to answer eight tasks, in passes of the model.
     """
-    table: Any = pd.read_csv(path)
     rows = []
     for (task, method), part in table.groupby(["task", "method"], sort=False):
         seeds, scores = part["seeds"].to_numpy(), part["score"].to_numpy()
