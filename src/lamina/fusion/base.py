@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError
@@ -505,27 +504,20 @@ class WeightedSum(Stream):
     """
 
     _total: Tensor | None = None  # [members, batch, tokens, width]
-    _kept: tuple[tuple[Tensor, Tensor], ...] = ()  # weight and state of each layer that only `finish` adds
 
     def __init__(self, weights: Tensor) -> None:
-        self._single = weights.ndim == 1
-        self._weights = (weights.view(-1, 1, 1, 1, 1) if self._single else weights).unbind(0)
+        self._weights = (weights.view(-1, 1, 1, 1, 1) if weights.ndim == 1 else weights).unbind(0)
 
     def step(self, index: int, view: LayerView) -> None:
-        """Multiply the state of layer `index` by the layer's weight, and add it to the sum.
-
-        In the training of a single fusion on a frozen model, the state is only stored, and `finish` adds it.
-        """
+        """Multiply the state of layer `index` by the layer's weight, and add it to the sum."""
         weight = self._weights[index]
-        state, weight = view.state.to(weight.dtype), weight.to(view.state.device)
-        if self._single and weight.requires_grad and not state.requires_grad:
-            self._kept = (*self._kept, (weight, state))
-        else:
-            self._add(state, weight)
+        self._add(view.state.to(weight.dtype), weight.to(view.state.device))
 
     def _add(self, state: Float[Tensor, "batch tokens width"], weight: Float[Tensor, "members ..."]) -> None:
         """Add `state * weight` to each member's sum, in place unless gradients are recorded."""
-        if self._total is None:
+        if weight.requires_grad and weight.numel() == 1 and not state.requires_grad:
+            self._total = cast("Tensor", _AddFrozen.apply(self._total, state, weight))
+        elif self._total is None:
             self._total = state * weight
         elif torch.is_grad_enabled():
             self._total = torch.addcmul(self._total, state, weight)
@@ -534,33 +526,30 @@ class WeightedSum(Stream):
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
         """Return a list with the sum of each member; ConfigError if no state was processed. `mask` is unused."""
-        if self._kept:
-            weights, states = zip(*self._kept, strict=True)
-            total = cast("Tensor", _FrozenSum.apply(torch.stack(weights).flatten(), *states)).unsqueeze(0)
-            self._total = total if self._total is None else self._total + total
         return list(require_fed(self._total).unbind(0))
 
 
-class _FrozenSum(torch.autograd.Function):
-    """`sum_i weights[i] * states[i]` with a gradient for the weights `[layers]`, but none for the states.
+class _AddFrozen(torch.autograd.Function):
+    """`total + state * weight` for a weight with one element, and a state without gradient; `total` may be None.
 
-    The gradient of a weight is one inner product. Without this class, it would be a product of the size of a state.
+    The gradient of the weight is an inner product. Torch's own would first be a product of the size of the state.
     """
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, *states: Tensor) -> Tensor:  # noqa: ANN401
-        ctx.save_for_backward(*states)
-        total = states[0] * weights[0]
-        for weight, state in zip(weights[1:], states[1:], strict=True):
-            total.addcmul_(state, weight)
-        return total
+    def forward(total: Tensor | None, state: Tensor, weight: Tensor) -> Tensor:
+        return state * weight if total is None else torch.addcmul(total, state, weight)
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Tensor | None, Tensor, Tensor], output: Tensor) -> None:  # noqa: ANN401, ARG004
+        total, state, weight = inputs
+        ctx.save_for_backward(state)
+        ctx.first, ctx.shape = total is None, weight.shape
+
+    @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore
-        gradient = grad_outputs[0].flatten()
-        inner = [torch.dot(state.flatten(), gradient) for state in ctx.saved_tensors]
-        return torch.stack(inner), *(None for _ in inner)
+        (state,), (gradient,) = ctx.saved_tensors, grad_outputs
+        inner = torch.dot(state.flatten(), gradient.flatten()).view(ctx.shape)
+        return None if ctx.first else gradient, None, inner
 
 
 def normalized(amounts: Float[Tensor, " layers"]) -> Float[Tensor, " layers"]:
