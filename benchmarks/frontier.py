@@ -477,7 +477,7 @@ def _summed(table: Any, answering: dict[str, float]) -> list[dict[str, Any]]:
                 "variant": " ".join(dict.fromkeys(part["variant"])),
                 "seeds": len(part),
                 "score": summary.mean,
-                "±": summary.interval or "",
+                "±": "" if summary.interval is None else summary.interval,
                 "trained": int(part["trained"].median()),
                 "MB": part["stored"].median() * 4 / 1e6,
                 "train s": part["seconds"].median(),
@@ -573,6 +573,8 @@ def _lead_text(ours: dict[str, Any] | None, other: dict[str, Any] | None) -> str
         count = int(row["seeds"])
         parts.append(((row["±"] / half_interval(count, 1.0)) ** 2 / count, count - 1))
     variance = sum(part for part, _ in parts)
+    if variance == 0:
+        return f"{lead} ± 0.000"
     freedom = variance**2 / sum(part**2 / degrees for part, degrees in parts)
     half = half_interval(freedom + 1, math.sqrt(variance * (freedom + 1)))
     return f"{lead} ± {half:.3f}"

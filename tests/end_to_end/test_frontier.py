@@ -89,3 +89,18 @@ def test_a_regression_runs_once_a_reader_with_every_seed_and_neither_twice(
         *((one, 1) for one in frontier.REGRESSIONS),
     ]
     assert [row["trained"] for row in rows[1:]] == [2 * 384, 2 * 7 * 384]
+
+
+def test_scores_without_spread_have_a_lead_and_runs_are_put_together(frontier: Any):
+    """A reader that always gives one class has a correlation of 0 with every seed."""
+    columns = ["task", "method", "seeds", "score", "±"]
+    rows = [["cola", "default", 3, 0.25, 0.05], ["cola", "last layer", 3, 0.0, 0.0]]
+    rows += [["cola", "LoRA", 1, 0.2, None], ["cola", "LoRA", 2, 0.3, 0.0], ["sst2", "default", 3, 0.5, 0.0]]
+    rows += [["sst2", "LoRA", 3, 0.4, 0.0]]
+    found = frontier._recorded(frontier.pd.DataFrame(rows, columns=columns), {})
+    assert [(row["seeds"], round(row["score"], 4)) for row in found[:3]] == [(3, 0.25), (3, 0.0), (3, 0.2667)]
+    assert found[2]["±"] == pytest.approx(frontier.summarise([0.2, 0.3, 0.3]).interval)
+    _, leads, *_ = frontier._tables(found)
+    by_method = {row["default minus"]: row for row in leads}
+    assert by_method["last layer"]["cola"] == "+0.250 ± 0.050"
+    assert by_method["LoRA"]["sst2"] == "+0.100 ± 0.000"

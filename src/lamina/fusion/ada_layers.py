@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast, final
@@ -54,9 +56,21 @@ class ProjectedConfig(FusionConfig):
 
 # Tokens up to which a CPU projects all layers at once; starting an operation then takes longer than its work.
 FEW = 128
-# Number of features of all layers and members up to which training keeps them for the backward pass, on a CPU. More
-# are computed again there, which takes less memory and more time.
+# Number of features of all layers and members up to which training keeps them for the backward pass. More are computed
+# again there, which takes less memory and more time.
 _KEPT = 1 << 22
+KEPT_BYTES = 12 * _KEPT  # at most so much is kept for them: projected and normalised features, and what dropout needs
+_keeps: ContextVar[bool] = ContextVar("keeps", default=True)
+
+
+@contextmanager
+def recomputing() -> Generator[None]:
+    """Compute features again in the `with` block, however few they are; memory is then linear in the number of rows."""
+    token = _keeps.set(False)
+    try:
+        yield
+    finally:
+        _keeps.reset(token)
 
 
 class _ProjectedStream(Stream):
@@ -114,7 +128,7 @@ class _ProjectedStream(Stream):
         inputs = (state, kernel, self._p, bits)
         if torch.is_grad_enabled():
             size = len(self._members[0].projection) * state.shape[:2].numel() * len(rows) * self._config.dim
-            keeps = size <= (KEPT_ON_GPU if self._on_gpu else _KEPT)
+            keeps = _keeps.get() and size <= _KEPT
             part = _weighted(weights, *inputs) if keeps else cast("Tensor", _Recomputed.apply(weights, *inputs))
         else:
             features, weights = _scaled(weights.unsqueeze(-1), *inputs)

@@ -548,7 +548,7 @@ class _AddFrozen(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore
         (state,), (gradient,) = ctx.saved_tensors, grad_outputs
-        inner = torch.dot(state.flatten(), gradient.flatten()).view(ctx.shape)
+        inner = torch.linalg.vecdot(state, gradient).sum().view(ctx.shape)
         return None if ctx.first else gradient, None, inner
 
 

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from lamina.bank.stack_pass import StackPass
 from lamina.errors import UnsupportedModelError
+from lamina.fusion.ada_layers import KEPT_BYTES, ProjectedFusion, recomputing
 from lamina.layers.devices import MetaValues, main_device
 from lamina.layers.preserve import evaluating, preserve_randomness
 from lamina.layers.probe_input import NoInputError, probe_input
@@ -213,7 +214,7 @@ def _measure(
     # at least 2 rows: with a single one, some operations return views where they would copy a batch
     few = 2 if grad else max(2, math.ceil(_MIN_SCORED_TOKENS / tokens))
     values = _EveryLayer() if main_device(model).type == "meta" else nullcontext()
-    with preserve_randomness(), evaluating(*modules), torch.set_grad_enabled(grad), values:
+    with preserve_randomness(), evaluating(*modules), torch.set_grad_enabled(grad), values, recomputing():
         for module in modules:
             module.train(grad)
         count = saved_bytes if grad else peak_bytes
@@ -222,7 +223,11 @@ def _measure(
         )
         for module in modules:
             module.train(not grad)  # a change of mode resets the importances that fusions counted on the zeros
-    return found
+    projected = {
+        (id(stack), one.fusion.group()) for stack, one in readers.values() if isinstance(one.fusion, ProjectedFusion)
+    }
+    kept = KEPT_BYTES * len(projected) if grad else 0  # small batches keep what large ones compute again
+    return found._replace(fixed=found.fixed + kept)
 
 
 reader_memory, scoring_memory = partial(_measure, grad=True), partial(_measure, grad=False)

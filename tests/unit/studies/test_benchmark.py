@@ -164,6 +164,8 @@ def test_regressions_use_one_thread_of_linear_algebra_and_give_the_others_back(m
     monkeypatch.setattr(LogisticRegression, "fit", spy)
     features, classes = np.random.RandomState(0).randn(40, 4), np.arange(40) % 2
     with threadpool_limits(2, "blas"):
+        if threads() != {2}:
+            pytest.skip("the library of linear algebra has no setting for its threads")
         regressions.logistic(features, classes, features, seed=0)
         regressions.principal_components(features, classes, features, seed=0)
         assert threads() == {2}

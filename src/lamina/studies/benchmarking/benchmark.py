@@ -106,8 +106,8 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
     """Compare readers with rival methods on public binary probing sets, and say what holds over all sets.
 
     The work is divided into cells, which run and are saved one by one: one per set, or in the settings "scarce" and
-    "imbalance" one per set and point. The model reads every text of a set once, for all its points. Cells of a set that
-    is missing, damaged or too small have no rows; `settings["failures"]` lists them.
+    "imbalance" one per set and point. The model reads every text of a set once, for all its points (not so with `ray`).
+    Cells of a set that is missing, damaged or too small have no rows; `settings["failures"]` lists them.
 
     Methods without seeds follow sae-probes 0.4.2, with its grids and folds. "embedding", "pca", "knn" and "xgboost"
     read the mean of the last layer's states over the tokens. "best_layer" reads the layer that is best on held-out
@@ -135,8 +135,9 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
         resume: Do not repeat cells that are already finished in `output`.
         progress: Show a progress bar.
         ray: Run the cells as tasks of Ray, each on one core: "local" (on this machine), "auto" (the cluster that runs
-            on this machine), or the address of a cluster. With several points, the model then reads the texts of each
-            point anew. None: in this process, one by one.
+            on this machine), or the address of a cluster. Pass the model by its name: an object is copied for each
+            cell. With several points, the model then reads the texts of each point anew. None: in this process, one by
+            one.
 
     Returns:
         A study with the columns "set", "point", "method", "seed", "measure", "score" and others, and four measures.
@@ -176,7 +177,7 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
     tokenizer = check_tokenizer(own_processor(source, loaded_processor if processor is None else processor))
     length = min(max_length, length_limit(source, tokenizer, None))
     settings = CellSettings(setting, tuple(methods), tuple(seeds), scored, unique, length)
-    _check_room(default_stack(source, None, op=_OP), settings, len(used_points))
+    _check_room(default_stack(source, None, op=_OP), settings, used_points)
     options = {key: value for key, value in asdict(settings).items() if key not in ("readers", "training")}
     facts = study_settings({"model": source}, **options)
     place = None if output is None else Path(output)
@@ -184,8 +185,10 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
         kept = states if len(used_points) > 1 and ray is None else None
         # a result depends on the files of its set, which matters for results that are kept
         files = {name: {} if place is None else {"data": set_digest(folder, name, setting)} for name in chosen}
-        by_name = ray is not None and isinstance(model, str | Path)  # then each worker loads the model
-        work = partial(cell_rows, model if by_name else source, tokenizer, folder.resolve())
+        used = source
+        if ray is not None and isinstance(model, str | Path):  # each worker loads it, from another current folder
+            used = str(Path(model).resolve()) if Path(model).is_dir() else model
+        work = partial(cell_rows, used, tokenizer, folder.resolve())
         cells = [
             Cell({"set": name, "point": point}, partial(work, name, point, settings, kept), "", files[name])
             for name in chosen
@@ -226,18 +229,19 @@ def _points(setting: Setting, points: Sequence[float] | None) -> Sequence[float 
     return points
 
 
-def _check_room(stack: LayerStack, settings: CellSettings, points: int) -> None:
+def _check_room(stack: LayerStack, settings: CellSettings, points: Sequence[float | None]) -> None:
     """Raise CacheError unless the states of the largest possible set fit into the folder for temporary files.
 
     Raise ConfigError unless their means over the tokens fit into the memory, for the methods that need them: the means
     of all layers, and for "all_layers" three copies of them.
 
-    `points` is the number of points (see `_points`); with the setting "imbalance", each has rows of its own. `stack` is
-    the stack that is read.
+    `points` are those of `_points`; with the setting "imbalance", each has rows of its own. `stack` is the stack that
+    is read. With Ray, several sets run at once, but only one is counted.
     """
-    rows = MOST_TRAINED + (settings.scored or _MOST_SCORED)
-    rows *= points if settings.setting == "imbalance" else 1  # other points draw from the same rows
-    needed = rows * settings.max_length * stack.layers * stack.width * 2  # float16
+    trained = int(max(map(float, filter(None, points)))) if settings.setting == "scarce" else MOST_TRAINED
+    rows = trained + (settings.scored or _MOST_SCORED)
+    several = len(points) if settings.setting == "imbalance" else 1  # other points draw from the same rows
+    needed = several * rows * settings.max_length * stack.layers * stack.width * 2  # float16
     try:
         check_room(Path(tempfile.gettempdir()), needed)
     except CacheError as error:
@@ -247,7 +251,7 @@ def _check_room(stack: LayerStack, settings: CellSettings, points: int) -> None:
         )
         raise CacheError(message, needed_bytes=needed, free_bytes=error.free_bytes) from error
     copies = 4 if "all_layers" in settings.methods else int(bool(OF_MEANS & {*settings.methods}))
-    means = copies * (MOST_TRAINED + (settings.scored or _MOST_SCORED)) * stack.layers * stack.width * 4  # float32
+    means = copies * rows * stack.layers * stack.width * 4  # float32
     if means > (free := psutil.virtual_memory().available):
         got = f"the means of one set's states may take {means / 1e9:.1f} GB of memory; {free / 1e9:.1f} GB are free"
         raise ConfigError(f"{_OP}: {got}. Leave out the methods that read them, or use fewer scored rows.")

@@ -122,9 +122,9 @@ def logistic(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fit
     folds. Without folds no rows are held out, and C is 1.
     """
     size = train.shape[1] + 1
-    train, test = fewer_columns(train, test)
     folds = folds_of(classes, seed)
     with _in_one_thread():
+        train, test = fewer_columns(train, test)
         strength, held_out = _choose(
             STRENGTHS, 1.0, folds, lambda c: _held_out(partial(_regression, c, seed), train, classes, folds)
         )
