@@ -35,6 +35,7 @@ Generators = Sequence[torch.Generator | None]  # source of dropout's random numb
 # Elements of the states of several layers, up to which a GPU computes these layers in one operation. A fast GPU needs
 # about as long for an operation on so many as Python needs to start one.
 KEPT_ON_GPU = 1 << 24
+_PIECE = 1 << 16  # elements per inner product; the rounding error of a longer one is larger
 _LEVELS = 1 << 16  # 16 random bits per element: drawing them takes a quarter of the time of `bernoulli_`
 
 
@@ -532,7 +533,8 @@ class WeightedSum(Stream):
 class _AddFrozen(torch.autograd.Function):
     """`total + state * weight` for a weight with one element, and a state without gradient; `total` may be None.
 
-    The gradient of the weight is an inner product. Torch's own would first be a product of the size of the state.
+    On a CPU the gradient of the weight is a sum of inner products. Torch's own is first a product of the size of the
+    state, which takes twice as long.
     """
 
     @staticmethod
@@ -548,7 +550,11 @@ class _AddFrozen(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore
         (state,), (gradient,) = ctx.saved_tensors, grad_outputs
-        inner = torch.linalg.vecdot(state, gradient).sum().view(ctx.shape)
+        if state.is_cpu and state.dtype in (torch.float32, torch.float64):
+            pieces = zip(state.flatten().split(_PIECE), gradient.flatten().split(_PIECE), strict=True)
+            inner = torch.stack([torch.dot(*pair) for pair in pieces]).sum().view(ctx.shape)
+        else:
+            inner = (state * gradient).sum().view(ctx.shape)
         return None if ctx.first else gradient, None, inner
 
 
