@@ -315,7 +315,7 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         "model": of(PROBES, "base/config.json"),
         "output": None,  # a study's folder, which is written like that of `study`
         **dict.fromkeys(("suite", "setting", "sets", "methods", "seeds", "points", "scored", "unique", "max_length")),
-        **dict.fromkeys(("resume", "progress", "overwrite")),
+        **dict.fromkeys(("resume", "ray", "progress", "overwrite")),
     },
     "study": {
         "recipe": of(STUDY, "study.yaml"),

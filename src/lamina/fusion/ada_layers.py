@@ -58,8 +58,8 @@ class ProjectedConfig(FusionConfig):
 FEW = 128
 # Number of features of all layers and members up to which training keeps them for the backward pass. More are computed
 # again there, which takes less memory and more time.
-_KEPT = 1 << 22
-KEPT_BYTES = 12 * _KEPT  # at most so much is kept for them: projected and normalised features, and what dropout needs
+KEPT = 1 << 22
+KEPT_BYTES = 12 * KEPT  # at most so much is kept for them: projected and normalised features, and what dropout needs
 _keeps: ContextVar[bool] = ContextVar("keeps", default=True)
 
 
@@ -128,7 +128,7 @@ class _ProjectedStream(Stream):
         inputs = (state, kernel, self._p, bits)
         if torch.is_grad_enabled():
             size = len(self._members[0].projection) * state.shape[:2].numel() * len(rows) * self._config.dim
-            keeps = _keeps.get() and size <= _KEPT
+            keeps = _keeps.get() and size <= KEPT
             part = _weighted(weights, *inputs) if keeps else cast("Tensor", _Recomputed.apply(weights, *inputs))
         else:
             features, weights = _scaled(weights.unsqueeze(-1), *inputs)

@@ -108,7 +108,7 @@ def _batch_of_readers(recipe: Recipe, runs: Sequence[SizedRun]) -> BatchBytes:
     if not recipe.train_base:
         return batch
     base = first.model.activations((), RowShape(tokens, image_size=first.task.image_size))
-    return BatchBytes(batch.fixed + base.fixed, batch.row + base.row)
+    return batch.plus(base)
 
 
 def _longest(run: SizedRun) -> int:

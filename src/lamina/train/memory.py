@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from lamina.bank.stack_pass import StackPass
 from lamina.errors import UnsupportedModelError
-from lamina.fusion.ada_layers import KEPT_BYTES, ProjectedFusion, recomputing
+from lamina.fusion.ada_layers import KEPT, KEPT_BYTES, ProjectedFusion, recomputing
 from lamina.layers.devices import MetaValues, main_device
 from lamina.layers.preserve import evaluating, preserve_randomness
 from lamina.layers.probe_input import NoInputError, probe_input
@@ -41,10 +41,15 @@ _MIN_SCORED_TOKENS = 256
 
 
 class BatchBytes(NamedTuple):
-    """The memory in bytes that a batch needs: `fixed`, and `row` for each of its rows."""
+    """The memory in bytes that a batch needs: `fixed`, and `row` for each of its rows.
+
+    Small batches may keep more: `small_row` for each row, up to `small_most` (see `lamina.fusion.ada_layers`).
+    """
 
     fixed: int
     row: int
+    small_row: int = 0
+    small_most: int = 0
 
     @classmethod
     def of(cls, measure: Callable[[int], int], few: int) -> Self:
@@ -54,11 +59,16 @@ class BatchBytes(NamedTuple):
 
     def total(self, rows: int) -> int:
         """Return the bytes that a batch of `rows` rows needs."""
-        return self.fixed + rows * self.row
+        return self.fixed + rows * self.row + min(rows * self.small_row, self.small_most)
+
+    def plus(self, other: BatchBytes) -> BatchBytes:
+        """Return the bytes that this and `other` need together, at most."""
+        return BatchBytes(*(own + more for own, more in zip(self, other, strict=True)))
 
     def max_rows(self, free_bytes: int) -> int:
         """Return the largest number of rows in a batch that fits into `free_bytes`; 0 if not even one row fits."""
-        return max(0, free_bytes - self.fixed) // max(1, self.row)
+        free = max(0, free_bytes - self.fixed)
+        return max(free // max(1, self.row + self.small_row), max(0, free - self.small_most) // max(1, self.row))
 
     def accumulation_steps(self, rows: int, free_bytes: int) -> int | None:
         """Return the least number of equal batches into which `rows` can be split so that each fits into `free_bytes`.
@@ -223,11 +233,13 @@ def _measure(
         )
         for module in modules:
             module.train(not grad)  # a change of mode resets the importances that fusions counted on the zeros
-    projected = {
-        (id(stack), one.fusion.group()) for stack, one in readers.values() if isinstance(one.fusion, ProjectedFusion)
-    }
-    kept = KEPT_BYTES * len(projected) if grad else 0  # small batches keep what large ones compute again
-    return found._replace(fixed=found.fixed + kept)
+    if not grad:
+        return found
+    # small batches keep what was computed again here
+    projected = [(id(stack), one.fusion) for stack, one in readers.values() if isinstance(one.fusion, ProjectedFusion)]
+    streams = {(stack, fusion.group()) for stack, fusion in projected}
+    features = sum(fusion.projection.shape[:2].numel() for _, fusion in projected)
+    return found._replace(small_row=KEPT_BYTES // KEPT * features * tokens, small_most=KEPT_BYTES * len(streams))
 
 
 reader_memory, scoring_memory = partial(_measure, grad=True), partial(_measure, grad=False)
