@@ -108,7 +108,7 @@ def main() -> None:
         table = _results(arguments)
         rows = _summed(table, _answering(arguments.methods, arguments.repeats) if arguments.repeats else {})
     else:
-        table = pd.read_csv(arguments.recorded)
+        table: Any = pd.read_csv(arguments.recorded)
         table = table[table["task"].isin(arguments.tasks)]
         methods = list(table["method"].unique())
         rows = _recorded(table, _answering(methods, arguments.repeats) if arguments.repeats else {})
