@@ -70,7 +70,7 @@ READERS: Mapping[str, ReaderOf] = {
 FEATURES = ("majority", "tfidf", "embedding", "best_layer", "all_layers", "pca", "knn", "xgboost")
 """Methods that fit fixed features: the words, or the mean of a layer's states over the tokens."""
 OF_MEANS = {*FEATURES} - {"majority", "tfidf"}
-"""Those of `FEATURES` that read means of states."""
+"""Methods in `FEATURES` that read means of states."""
 METHODS = (*FEATURES, *READERS)
 USUAL = tuple(name for name in METHODS if name != "xgboost")
 

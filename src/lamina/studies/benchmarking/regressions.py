@@ -163,9 +163,9 @@ def principal_components(train: Matrix, classes: Classes, test: Matrix, *, seed:
     train, test = _standardised(train, test)
     most = min(*train.shape, _PCA_MOST)
     pca = PCA(most, random_state=seed)
-    parts, test_parts = pca.fit_transform(train), pca.transform(test)
     folds, make = folds_of(classes, seed), partial(_regression, 1.0, seed)
     with _in_one_thread():
+        parts, test_parts = pca.fit_transform(train), pca.transform(test)
         number, held_out = _choose(
             _spaced(most), most, folds, lambda number: _held_out(make, parts[:, :number], classes, folds)
         )
