@@ -10,7 +10,12 @@ states, which each set computes once. Two regressions run beside them. Some cand
     mean                 every layer's tokens are averaged; no query is learned
     mean beside query    the mean of the tokens beside what the query reads, and one projection of both
     max beside query     the same with the maximum over the tokens
+    max, first token, last token    this vector of each layer; no query is learned
+    norm with weights    each layer's norm has a weight and a bias per dimension
     linear skip          the head also gets all layers' means, after a norm and divided by 10
+    skip with L2         the head also gets one linear function of all layers' means, whose weights have a strong
+                         penalty (their halved squared length times 0.01 is added to the loss)
+    half the epochs      as many passes over the rows; so for "twice the epochs" and "4 times the epochs"
     3 readers            the log odds of the default with the seeds 0, 1 and 2, averaged
     with the regression  the log odds of the default plus those of all_layers, each divided by their deviation
     balanced weights     each class has the same weight in the loss; "root weights": the square root of these weights.
@@ -51,6 +56,7 @@ from lamina.studies.benchmarking.benchmark_cell import CellSettings, ReaderOf, S
 from lamina.studies.benchmarking.probing_sets import MOST_TRAINED, find_data, set_names
 from lamina.studies.benchmarking.regressions import auc
 from lamina.studies.runner import Cell, run_cells
+from lamina.train.plan import usual_epochs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,14 +69,22 @@ SEED, SEARCHED = 38, 40
 RIVALS = ("embedding", "all_layers")
 AVERAGED, SUMMED = "3 readers", "with the regression"
 SKIPPED = 0.1  # factor of the means that the head gets
+PENALTY = 0.01
+BATCH = 32  # rows per batch of `LaminaClassifier`
+EPOCHS = {"half the epochs": 0.5, "twice the epochs": 2, "4 times the epochs": 4}
 
 
 @dataclass(frozen=True)
 class OtherPooling(FusionConfig):
-    """`PooledLayers` with other vectors of each layer; with `skip`, the layers' means are features too."""
+    """`PooledLayers` with other vectors of each layer.
 
-    vectors: tuple[Literal["query", "mean", "max"], ...] = ("query",)
-    skip: bool = False
+    With `affine`, each layer's norm has weights. With `skip`, the layers' means are features too, or one linear
+    function of them with a penalty.
+    """
+
+    vectors: tuple[Literal["query", "mean", "max", "first", "last"], ...] = ("query",)
+    affine: bool = False
+    skip: Literal["no", "means", "one"] = "no"
     dim: int = 64
     dropout: float = 0.1
     layers: Selector = "all"
@@ -80,31 +94,50 @@ class OtherPoolingFusion(Fusion, config=OtherPooling):
     """The module of `OtherPooling`; its parameters start as those of `PooledLayers` do."""
 
     def __init__(self, config: OtherPooling, *, layers: int, width: int) -> None:
-        super().__init__(config, layers=layers, width=width, dim=config.dim + config.skip * layers * width)
+        skipped = {"no": 0, "means": layers * width, "one": 1}[config.skip]
+        super().__init__(config, layers=layers, width=width, dim=config.dim + skipped)
         self.queries = nn.Parameter(torch.zeros(layers, width))
         self.projection = nn.Parameter(torch.empty(layers, config.dim, len(config.vectors) * width))
         for weight in self.projection:
             nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
         self.scores = nn.Parameter(torch.zeros(layers))
+        if config.affine:
+            self.scale, self.shift = nn.Parameter(torch.ones(layers, width)), nn.Parameter(torch.zeros(layers, width))
+        if config.skip == "one":
+            self.skip = nn.Parameter(torch.zeros(layers * width))
+            self.skip.register_hook(lambda gradient: gradient + PENALTY * self.skip.detach())
 
     def fuse(self, states: dict[int, Tensor], mask: Tensor) -> Tensor:
         """Return the same features for each token."""
         normed = torch.stack([F.layer_norm(states[index], states[index].shape[-1:]) for index in range(self.layers)])
-        shares = {"mean": (mask / mask.sum(1, keepdim=True)).expand(self.layers, -1, -1)}
-        if "query" in self.config.vectors:
-            scores = torch.bmm(normed.flatten(1, 2), self.queries.unsqueeze(2)).view(shares["mean"].shape)
-            shares["query"] = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1)
-        pooled = {name: (share.unsqueeze(2) @ normed).squeeze(2) for name, share in shares.items()}
-        if "max" in self.config.vectors:
-            pooled["max"] = normed.masked_fill(~mask.unsqueeze(-1), -math.inf).amax(2)
+        if self.config.affine:
+            normed = normed * self.scale[:, None, None] + self.shift[:, None, None]
+        pooled = {name: self._pooled(name, normed, mask) for name in self.config.vectors}
         features = torch.cat([pooled[name] for name in self.config.vectors], dim=-1) @ self.projection.mT
         features = F.gelu(F.layer_norm(features, features.shape[-1:]))
         if self.training:
             features = dropout(features, self.config.dropout, [self.generator] * self.layers)
         mixed = torch.einsum("l,lbd->bd", self.scores.softmax(0), features)
-        if self.config.skip:
-            mixed = torch.cat([mixed, SKIPPED * pooled["mean"].movedim(0, 1).flatten(1)], dim=-1)
+        if self.config.skip != "no":
+            means = self._pooled("mean", normed, mask).movedim(0, 1).flatten(1)
+            skipped = SKIPPED * means if self.config.skip == "means" else (means @ self.skip).unsqueeze(1)
+            mixed = torch.cat([mixed, skipped], dim=-1)
         return mixed.unsqueeze(1).expand(-1, mask.shape[1], -1)
+
+    def _pooled(self, vector: str, normed: Tensor, mask: Tensor) -> Tensor:
+        """Return one vector of each text and layer, `[layers, batch, width]`; `normed` has all tokens."""
+        if vector == "max":
+            return normed.masked_fill(~mask.unsqueeze(-1), -math.inf).amax(2)
+        if vector == "query":
+            scores = torch.bmm(normed.flatten(1, 2), self.queries.unsqueeze(2)).view(normed.shape[:3])
+            shares = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1)
+        elif vector == "mean":
+            shares = (mask / mask.sum(1, keepdim=True)).expand(self.layers, *mask.shape)
+        else:
+            places = torch.arange(mask.shape[1], device=mask.device)
+            place = 0 if vector == "first" else (places * mask).argmax(1, keepdim=True)
+            shares = (places == place).to(normed.dtype).expand(self.layers, *mask.shape)
+        return (shares.unsqueeze(2) @ normed).squeeze(2)
 
 
 def _with(fusion: FusionConfig) -> ReaderOf:
@@ -141,7 +174,13 @@ CANDIDATES: dict[str, tuple[ReaderOf, dict[str, Any]]] = {  # name -> its reader
     "mean": (_with(OtherPooling(("mean",))), {}),
     "mean beside query": (_with(OtherPooling(("query", "mean"))), {}),
     "max beside query": (_with(OtherPooling(("query", "max"))), {}),
-    "linear skip": (_with(OtherPooling(skip=True)), {}),
+    "max": (_with(OtherPooling(("max",))), {}),
+    "first token": (_with(OtherPooling(("first",))), {}),
+    "last token": (_with(OtherPooling(("last",))), {}),
+    "norm with weights": (_with(OtherPooling(affine=True)), {}),
+    "linear skip": (_with(OtherPooling(skip="means")), {}),
+    "skip with L2": (_with(OtherPooling(skip="one")), {}),
+    **dict.fromkeys(EPOCHS, (_with(PooledLayers()), {})),
     "balanced weights": (_weighted(1), {}),
     "root weights": (_weighted(0.5), {}),
 }
@@ -234,6 +273,8 @@ def _cell(
         for candidate in arguments.candidates:  # "default" is the first
             if candidate in CANDIDATES:
                 make, training = CANDIDATES[candidate]
+                if candidate in EPOCHS:
+                    training = {"epochs": round(EPOCHS[candidate] * usual_epochs(len(drawn.train.texts), BATCH))}
                 odds[candidate] = _log_odds(states(settings.seeds, training), make)
             elif candidate == AVERAGED:
                 odds[candidate] = _log_odds(states((0, 1, 2), {}), CANDIDATES["default"][0]).mean(0, keepdims=True)

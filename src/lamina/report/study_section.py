@@ -220,6 +220,7 @@ def drawing_of(study: Study, name: str) -> Drawing:
     titles = {part: LAYER if column == "layer" else column.replace("_", " ") for part, column in columns.items()}
     titles |= {"value": figure.value_title or _value_title(rows, figure)}
     titles |= {"x": figure.x_title} if figure.x_title else {}
+    titles |= {"low": "interval from", "high": "interval to"} if figure.half_interval is not None else {}
     note = _with_equal_share(figure.note, study, rows)
     return Drawing(figure.kind, points, figure.title or name, titles, note, remark[:1].upper() + remark[1:])
 
@@ -298,9 +299,9 @@ def _per_seed(rows: Frame, keys: Sequence[str], value: str) -> Frame:
 def _averaged(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[list[Mark], list[str]]:
     """Return means over seeds as rows of a chart, and remarks that say what was averaged; [] and [] without rows.
 
-    A mean of three seeds or more gets an interval. If no mean has three seeds, the means of two seeds also get a dot
-    for each seed, except in heat maps. `columns` maps roles in the chart ("x", "colour" and so on) to columns of
-    `rows`.
+    A mean of three seeds or more gets an interval, or every point that of `figure.half_interval`. If no mean has three
+    seeds, the means of two seeds also get a dot for each seed, except in heat maps. `columns` maps roles in the chart
+    ("x", "colour" and so on) to columns of `rows`.
     """
     if not len(rows):
         return [], []
@@ -308,10 +309,15 @@ def _averaged(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[lis
     places, means = with_interval(rows, keys, value)
     most = int(means["seeds"].max())
     metrics = _metrics(rows) if value == "score" else set()
-    ends = [drawn_ends(mean, high - mean, metrics) for mean, high in zip(means["value"], means["high"], strict=True)]
-    drawn = means["seeds"] >= INTERVAL_SEEDS
-    means = means.assign(low=[low for low, _ in ends], high=[high for _, high in ends])
-    means[["low", "high"]] = means[["low", "high"]].where(drawn)
+    half = figure.half_interval
+    if half is not None:
+        means = means.assign(low=means["value"] - half, high=means["value"] + half)
+    else:
+        ends = [
+            drawn_ends(mean, high - mean, metrics) for mean, high in zip(means["value"], means["high"], strict=True)
+        ]
+        means = means.assign(low=[low for low, _ in ends], high=[high for _, high in ends])
+        means[["low", "high"]] = means[["low", "high"]].where(means["seeds"] >= INTERVAL_SEEDS)
     points = means[["value", "low", "high", "seeds"]].assign(**{part: places[name] for part, name in columns.items()})
     if points["x"].dtype.kind in "iuf":
         points = points.sort_values("x", kind="stable")
@@ -323,7 +329,9 @@ def _averaged(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[lis
         dots = seeds[[value]].rename(columns={value: "value"})
         marks += [{**row, "mark": DOT} for row in _records(dots.assign(**{p: seeds[c] for p, c in columns.items()}))]
     remark = "one measurement per point, so there is no interval"
-    if "seed" in rows and rows["seed"].notna().any():
+    if half is not None:
+        remark = f"each interval is ± {half:.2f}"
+    elif "seed" in rows and rows["seed"].notna().any():
         seeded = rows.groupby(keys, dropna=False, sort=False, observed=True)["seed"].count().to_numpy() > 0
         counts = {int(count) for count in means["seeds"][seeded]}  # without baselines, which have no seed
         remark = interval_remark(counts, "seed", has_dots=has_dots)

@@ -57,6 +57,8 @@ class Figure:
         x_title: Title of the horizontal axis, with its unit. "": the name of the column.
         value_title: Title of the numbers, with their unit. "": the name of the column, or the measure of its scores.
         note: One sentence that says what to look for. "": none.
+        half_interval: Half the length of the interval that a "bar" chart draws around each value, instead of the
+            interval over seeds. None: the interval over seeds.
     """
 
     kind: Literal["line", "heat", "bar", "scatter"]
@@ -72,6 +74,7 @@ class Figure:
     x_title: str = ""
     value_title: str = ""
     note: str = ""
+    half_interval: float | None = None
 
 
 @final

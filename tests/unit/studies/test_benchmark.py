@@ -18,6 +18,7 @@ from tests.support.stored import tiny_model, tiny_tokenizer
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from lamina.errors import CacheError, ConfigError, DataError, UnknownNameError
+from lamina.report.study_section import drawing_of
 from lamina.studies import Study, benchmark
 from lamina.studies.benchmarking import benchmark as benchmarks
 from lamina.studies.benchmarking import benchmark_cell, regressions
@@ -431,7 +432,15 @@ def test_the_chart_of_ranks_says_from_which_distance_on_methods_differ():
     names, keys = [f"{number}_set" for number in range(8)], ("set", "point", "method", "seed", "score")
     table = [(name, None, method, None, 0.8 - 0.1 * at) for name in names for at, method in enumerate("abc")]
     frame = pd.DataFrame(table, columns=list(keys)).assign(seconds=1.0, bytes=4)
-    note = f"Ranks less than {critical_difference(3, 8):.2f} apart"
-    assert benchmark_study(frame, {}).figures["rank"].note.startswith(note)
+    distance = critical_difference(3, 8)
+    study = benchmark_study(frame, {})
+    assert f"(less than {distance:.2f} apart)" in study.figures["rank"].note
+    drawing = drawing_of(study, "rank")
+    ends = {mark["x"]: (mark["low"], mark["value"], mark["high"]) for mark in drawing.rows}
+    half = distance / 2
+    assert ends["a"] == pytest.approx((1 - half, 1, 1 + half), abs=1e-5)
+    assert ends["c"] == pytest.approx((3 - half, 3, 3 + half), abs=1e-5)
+    assert drawing.remark == f"Each interval is ± {half:.2f}"
     few = benchmark_study(frame[frame["set"].isin(names[:5])], {})
     assert few.figures["rank"].note == ""
+    assert not any("low" in mark for mark in drawing_of(few, "rank").rows)

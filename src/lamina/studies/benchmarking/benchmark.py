@@ -338,9 +338,9 @@ def _scores(part: Frame) -> dict[str, np.ndarray]:
 def _figures(distance: float | None, *, several: bool) -> dict[str, Figure]:
     """Return chart name -> chart. `distance` is the smallest significant difference of mean ranks; None: not known.
 
-    Without points (see `_points`): bars of each method's mean score and mean rank over the data sets, and scatter
-    charts of the mean score against time and size. If there are `several` points: curves of the mean score and the mean
-    rank, with the points on the horizontal axis.
+    Without points (see `_points`): bars of each method's mean score and mean rank over the data sets, the ranks with
+    intervals if `distance` is known, and scatter charts of the mean score against time and size. If there are `several`
+    points: curves of the mean score and the mean rank, with the points on the horizontal axis.
     """
     auc = "mean AUC"
     mean, title = {"measure": "mean"}, "Mean AUC over the sets"
@@ -352,10 +352,13 @@ def _figures(distance: float | None, *, several: bool) -> dict[str, Figure]:
         }
     cost = {"colour": "method", "where": mean, "value_title": auc}
     time = "seconds of training per reader, without the pass of the model"
-    note = "" if distance is None else f"Ranks less than {distance:.2f} apart do not differ at the 5 % level (Nemenyi)."
+    rank: dict[str, Any] = {"where": {"measure": "rank"}, "title": "Mean rank (1 is best)"}
+    if distance is not None:  # Nemenyi's test as intervals: two methods differ where theirs do not overlap
+        apart = f"Methods whose intervals overlap (less than {distance:.2f} apart) do not differ"
+        rank |= {"half_interval": distance / 2, "note": f"{apart} at the 5 % level (Nemenyi)."}
     return {
         "score": Figure("bar", "method", where=mean, title=title, value_title=auc),
-        "rank": Figure("bar", "method", where={"measure": "rank"}, title="Mean rank (1 is best)", note=note),
+        "rank": Figure("bar", "method", **rank),
         "time": Figure("scatter", "seconds", **cost, title=f"{title} and time", x_title=time),
         "size": Figure("scatter", "bytes", **cost, title=f"{title} and size", x_title="bytes"),
     }
