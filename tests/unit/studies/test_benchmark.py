@@ -389,8 +389,13 @@ def test_bad_input_is_said_before_anything_runs(model, folder: Path, monkeypatch
         with pytest.raises(ConfigError, match=r"means of one set's states may take .* Leave out the methods"):
             run(model, folder)
         run(model, folder, methods=["majority"], sets=["1"])
+        patch.setattr(benchmarks.os, "cpu_count", lambda: 3)
+        with pytest.raises(ConfigError, match=r"means of the states of 3 cells at once may take"):
+            run(model, folder, ray="local")
+        with pytest.raises(ConfigError, match=r"means of one set's states may take"):
+            run(model, folder, ray="local", sets=["1"])
     monkeypatch.setattr("lamina.data.disk_cache.shutil.disk_usage", lambda _: type("U", (), {"total": 1, "free": 0}))
-    with pytest.raises(CacheError, match="states of one set may take"):
+    with pytest.raises(CacheError, match="one set's states may take"):
         run(model, folder)
 
 

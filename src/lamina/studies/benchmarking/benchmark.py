@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -150,11 +151,11 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
         UnknownNameError: If a setting, set or method does not exist.
         ModelNotFoundError: If `model` is a name and there is no such model.
         ConfigError: If nothing is to be run, an entry of a list occurs twice, an option is out of range, the model has
-            no tokenizer, or every cell failed; if the means of a set's states would not fit into the memory; if
+            no tokenizer, or every cell failed; if the means of the states would not fit into the memory; if
             `resume` is set without `output`, or the cells in `output` were run with other settings or library versions;
             if no Ray cluster answers.
         DataError: If the data cannot be found, or its list of sets cannot be read.
-        CacheError: If the states of a set would not fit on the disk. Raised before anything runs.
+        CacheError: If the states would not fit on the disk. Raised before anything runs.
         StoreError: If files of `model` are damaged, `output` cannot be written, or a finished cell in it is damaged.
         MissingExtraError: If a method needs a package that is not installed, or `ray` is set and Ray is not installed.
         UnsupportedModelError: If the model's layers cannot be found.
@@ -177,7 +178,8 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
     tokenizer = check_tokenizer(own_processor(source, loaded_processor if processor is None else processor))
     length = min(max_length, length_limit(source, tokenizer, None))
     settings = CellSettings(setting, tuple(methods), tuple(seeds), scored, unique, length)
-    _check_room(default_stack(source, None, op=_OP), settings, used_points)
+    workers = 0 if ray is None else 1 if ray != "local" else min(os.cpu_count() or 1, len(chosen) * len(used_points))
+    _check_room(default_stack(source, None, op=_OP), settings, used_points, workers)
     options = {key: value for key, value in asdict(settings).items() if key not in ("readers", "training")}
     facts = study_settings({"model": source}, **options)
     place = None if output is None else Path(output)
@@ -229,31 +231,32 @@ def _points(setting: Setting, points: Sequence[float] | None) -> Sequence[float 
     return points
 
 
-def _check_room(stack: LayerStack, settings: CellSettings, points: Sequence[float | None]) -> None:
+def _check_room(stack: LayerStack, settings: CellSettings, points: Sequence[float | None], workers: int) -> None:
     """Raise CacheError unless the states of the largest possible set fit into the folder for temporary files.
 
     Raise ConfigError unless their means over the tokens fit into the memory, for the methods that need them: the means
     of all layers, and for "all_layers" three copies of them.
 
     `points` are those of `_points`; with the setting "imbalance", each has rows of its own. `stack` is the stack that
-    is read. With Ray, several sets run at once, but only one is counted.
+    is read. `workers` is the number of cells that Ray runs on this machine at once, each with the states of its own
+    point; 0: without Ray, one set after the other.
     """
     trained = int(max(map(float, filter(None, points)))) if settings.setting == "scarce" else MOST_TRAINED
     rows = trained + (settings.scored or _MOST_SCORED)
     several = len(points) if settings.setting == "imbalance" else 1  # other points draw from the same rows
+    several = workers or several
+    held = f"the states of {workers} cells at once" if workers > 1 else "one set's states"
     needed = several * rows * settings.max_length * stack.layers * stack.width * 2  # float16
     try:
         check_room(Path(tempfile.gettempdir()), needed)
     except CacheError as error:
         hint = "Set TMPDIR to a folder with more room, or use a smaller max_length or fewer scored rows"
-        message = (
-            f"{_OP}: the states of one set may take {needed / 1e9:.1f} GB; {error.free_bytes} bytes are free. {hint}."
-        )
+        message = f"{_OP}: {held} may take {needed / 1e9:.1f} GB; {error.free_bytes} bytes are free. {hint}."
         raise CacheError(message, needed_bytes=needed, free_bytes=error.free_bytes) from error
     copies = 4 if "all_layers" in settings.methods else int(bool(OF_MEANS & {*settings.methods}))
-    means = copies * rows * stack.layers * stack.width * 4  # float32
+    means = max(1, workers) * copies * rows * stack.layers * stack.width * 4  # float32
     if means > (free := psutil.virtual_memory().available):
-        got = f"the means of one set's states may take {means / 1e9:.1f} GB of memory; {free / 1e9:.1f} GB are free"
+        got = f"the means of {held} may take {means / 1e9:.1f} GB of memory; {free / 1e9:.1f} GB are free"
         raise ConfigError(f"{_OP}: {got}. Leave out the methods that read them, or use fewer scored rows.")
 
 
