@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 Over = Literal["all", "second"]
 _TOGETHER = 8  # number of layers that are projected in one operation, on a CPU
 _TOGETHER_ON_GPU = 32
+_FEW = 4  # number of texts up to which weights times vectors takes less time on a CPU than vectors times weights
 _KEPT = 1 << 18  # number of elements of states (or of scores) up to which several layers are pooled at once, on a CPU
 
 
@@ -166,8 +167,12 @@ class PoolingStream(Stream):
         if self._on_gpu:
             features = pooled.transpose(0, 1) @ torch.stack(kernels).mT  # [members, layers, batch, dim]
         else:  # one product per member: joining the members' projections first takes longer
-            projected = [torch.bmm(part, kernel.mT) for part, kernel in zip(pooled.unbind(1), kernels, strict=True)]
-            features = torch.stack(projected)
+            parts = list(zip(pooled.unbind(1), kernels, strict=True))
+            records = torch.is_grad_enabled() or torch.compiler.is_compiling()
+            if not records and pooled.shape[2] <= _FEW:  # a graph must not depend on the number of texts
+                features = torch.stack([torch.bmm(kernel, part.mT) for part, kernel in parts]).mT
+            else:
+                features = torch.stack([torch.bmm(part, kernel.mT) for part, kernel in parts])
         features = F.gelu(F.layer_norm(features, features.shape[-1:]))
         if self._p > 0:
             generators, shape = [member.generator for member in self._members], features[:, 0].shape

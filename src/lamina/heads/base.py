@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 from unicodedata import normalize
 
@@ -19,6 +20,7 @@ from lamina.fusion.base import Range, check_settings
 if TYPE_CHECKING:
     from dataclasses import Field
 
+    from _typeshed import DataclassInstance
     from jaxtyping import Bool, Float
     from transformers import PreTrainedModel
 
@@ -249,6 +251,12 @@ def linear(maps: Sequence[AffineMap], features: Float[Tensor, "heads *rows dim"]
     return mapped.view(*features.shape[:-1], mapped.shape[-1])
 
 
+@cache
+def _shared_settings(config: type[DataclassInstance]) -> tuple[str, ...]:
+    """Return the names of a head's settings that must be equal for heads to be computed in one operation."""
+    return tuple(field.name for field in fields(config) if field.name not in _OF_LABELS)
+
+
 class LabelHead(Head):
     """Base class of heads that end with a linear map to one logit per label.
 
@@ -297,7 +305,7 @@ class LabelHead(Head):
         """
         names = self.settings
         if names is None:
-            names = tuple(field.name for field in fields(self.config) if field.name not in _OF_LABELS)
+            names = _shared_settings(type(self.config))
         weight, settings = self.output.weight, [(name, getattr(self.config, name)) for name in names]
         key = (*weight.shape, *settings, self.training, weight.dtype)
         try:

@@ -8,6 +8,7 @@ from tests.support.stored import tiny_model
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError
 from lamina.fusion import pooled_layers
+from lamina.fusion.base import LayerView
 from lamina.fusion.paired_layers import PairedLayers
 from lamina.fusion.pooled_layers import PooledLayers, PoolingConfig
 from lamina.heads.sequence_classification import SequenceClassification
@@ -88,6 +89,27 @@ def test_layers_pooled_together_equal_layers_pooled_one_by_one(config: PoolingCo
     together = fusion(states, mask, segments)
     monkeypatch.setattr(pooled_layers, "_KEPT", 0)
     torch.testing.assert_close(together, fusion(states, mask, segments), rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("texts", [1, pooled_layers._FEW, pooled_layers._FEW + 1])
+@pytest.mark.parametrize("config", [PooledLayers(dim=4, heads=2, queries=3), PairedLayers(dim=4, heads=2, queries=3)])
+def test_few_texts_have_the_features_that_they_have_among_many(config: PoolingConfig, texts: int):
+    members = [config.build(3, 8).eval() for _ in range(2)]
+    for seed, member in enumerate(members):
+        stir_(member, seed)
+    states, segments = torch.randn(3, 9, 5, 8), torch.randint(0, 3, (9, 5))
+
+    def features(count: int) -> torch.Tensor:
+        stream, mask = members[0].stream(members), torch.ones(count, 5, dtype=torch.bool)
+        for index, state in enumerate(states[:, :count]):
+            stream.step(index, LayerView(state, mask, segments[:count]))
+        return torch.as_tensor(stream.finish(mask))
+
+    with torch.no_grad():
+        few, many = features(texts), features(9)
+    assert few.shape == (2, texts, 5, 4)
+    torch.testing.assert_close(few, many[:, :texts])
+    torch.testing.assert_close(few, features(texts))  # with gradients, another product
 
 
 def test_all_tokens_carry_the_same_features_at_the_memory_of_one():
