@@ -7,7 +7,7 @@ DATA ?=
 BIN := .venv/bin
 DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 # Parts of benchmarks, and those that need data or another tree.
-NOT_TIMED := $(addprefix benchmarks/,common.py against.py serve_rivals.py soak.py rivals.py frontier.py frontier_picture.py lead.py losses.py few_shot.py cutting.py halueval.py operations.py vllm_readers.py vllm_engines.py latency_rivals.py probes_agree.py probe_losses.py default_search.py drift.py halueval_monitor.py speech.py int8_scores.py watching_search.py)
+NOT_TIMED := $(addprefix benchmarks/,common.py against.py serve_rivals.py soak.py rivals.py frontier.py frontier_picture.py frontier_tables.py lead.py losses.py few_shot.py cutting.py halueval.py operations.py vllm_readers.py vllm_engines.py latency_rivals.py probes_agree.py probe_losses.py default_search.py drift.py halueval_monitor.py speech.py int8_scores.py watching_search.py)
 
 # Bytecode of what is imported is written and kept, whatever the caller's environment says.
 export PYTHONDONTWRITEBYTECODE :=

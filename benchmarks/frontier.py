@@ -25,7 +25,8 @@ measures only the time to answer. There are four tables:
 
     trained          number of trained parameters, classifier included; `MB` is the size stored for the task, in float32
     train s          seconds of training of the chosen variant alone; for readers, states of the frozen model are cached
-    answer           time to answer eight sequence tasks for one batch of 16 x 64 tokens, in passes of the model
+    answer           time to answer eight tasks for one batch of 16 x 64 tokens, in passes of the model; the readers are
+                     those of the tasks, in turn, so with four tasks two of each
 
 `--json` prints a row per task and method.
 
@@ -56,8 +57,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import torch
 from common import report, tokens
-from rivals import MIXED, embedded, fine_tuned, lora, lora_passes
+from frontier_tables import OURS, TUNED, recorded, summed, tables
 from rivals import RATES as RIVAL_RATES
+from rivals import embedded, fine_tuned, lora, lora_passes
 
 import lamina
 from lamina import Reader, SequenceClassification, Task, TokenClassification
@@ -69,7 +71,6 @@ from lamina.fusion.last_layer import LastLayer
 from lamina.fusion.scalar_mix import ScalarMix
 from lamina.fusion.single_layer import SingleLayer
 from lamina.studies.runner import CELLS, Cell, run_cells
-from lamina.train.results import INTERVAL_SEEDS, half_interval, summarise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +80,7 @@ if TYPE_CHECKING:
 
     Variants = dict[str, tuple[Reader, float]]
 
-ALL, LAST, TUNED = "all tasks", "last layer", "fine-tuning"
+ALL = "all tasks"
 EVERY = "all"  # as the number of rows: no limit
 SHARED, INSERTED = "default, tuned base", "default, inserted layers"
 TASKS = {
@@ -93,7 +94,8 @@ TASKS = {
     "conll2003": {"rows": 8000},
 }
 RATE, RATES = 1e-3, (3e-4, 1e-3, 3e-3, 1e-2)  # learning rates of readers: the default, and the grid
-OURS, OURS_TUNED = "default", "default, tuned rate"
+OURS_TUNED = "default, tuned rate"
+PAIRS = ("mrpc", "rte", "stsb", "qnli")  # tasks of two texts
 REGRESSIONS = ("embedding + regression", "all layers + regression")
 BY_RATE = ("last layer", "scalar mix", "Concat", "DWAtt", OURS_TUNED)
 GRIDS = dict.fromkeys(BY_RATE, RATES) | {OURS: (RATE,)}
@@ -106,13 +108,14 @@ def main() -> None:
     arguments = _options()
     if arguments.recorded is None:
         table = _results(arguments)
-        rows = _summed(table, _answering(arguments.methods, arguments.repeats) if arguments.repeats else {})
+        times = _answering(arguments.methods, arguments.tasks, arguments.repeats) if arguments.repeats else {}
+        rows = summed(table, times)
     else:
         table: Any = pd.read_csv(arguments.recorded)
         table = table[table["task"].isin(arguments.tasks)]
-        methods = list(table["method"].unique())
-        rows = _recorded(table, _answering(methods, arguments.repeats) if arguments.repeats else {})
-    for part in [rows] if arguments.json else _tables(rows):
+        methods, tasks = (list(table[column].unique()) for column in ("method", "task"))
+        rows = recorded(table, _answering(methods, tasks, arguments.repeats) if arguments.repeats else {})
+    for part in [rows] if arguments.json else tables(rows):
         report(part, as_json=arguments.json)
     if arguments.picture is not None:
         from frontier_picture import draw
@@ -226,8 +229,10 @@ def _options() -> argparse.Namespace:
         parser.error("give either --data, to run, or --recorded, to show the scores in a file")
     limits = [str(limit) for limit in (arguments.rows, arguments.scored) if limit]
     arguments.output = arguments.output or Path("out") / "-".join(["frontier", *limits])  # other limits, other results
-    if "LoRA" in arguments.methods and find_spec("peft") is None:
-        parser.error("LoRA needs PEFT: pip install peft, or name the other --methods")
+    runs_lora = "LoRA" in arguments.methods and (arguments.recorded is None or arguments.repeats)
+    if runs_lora and find_spec("peft") is None:
+        instead = "name the other --methods" if arguments.recorded is None else "measure no times: --repeats 0"
+        parser.error(f"LoRA needs PEFT: pip install peft, or {instead}")
     return arguments
 
 
@@ -436,19 +441,22 @@ METHODS: dict[str, Callable[..., dict[str, Any]]] = {
 NAMES = [*METHODS, *BASES]
 
 
-# The table
+# The time to answer
 
 
-def _answering(methods: list[str], repeats: int) -> dict[str, float]:
-    """Return method -> time to answer eight sequence tasks for one batch, divided by the time of one pass."""
+def _answering(methods: list[str], names: list[str], repeats: int) -> dict[str, float]:
+    """Return method -> time to answer eight tasks for one batch, divided by the time of one pass.
+
+    The eight readers are those of the tasks `names`, in turn. `repeats` is the number of measured runs.
+    """
     model, tokenizer = lamina.load("minilm")
     inputs = tokens(model, 16, 64)
+    inputs["input_ids"][:, [31, -1]] = tokenizer.sep_token_id  # each row is a pair of texts
     runs: dict[str, Callable[[], object]] = {"base": lambda: model(**inputs)}
-    rows = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
-    task = Task.from_dataset("sequence_classification", {"train": rows}, text="text", label="label")
+    tasks = [_stand_in(names[number % len(names)]) for number in range(8)]
     for name in (name for name in READERS if name in methods and name != OURS_TUNED):
         bank = lamina.ReaderBank(model, tokenizer).eval()
-        for number in range(8):
+        for number, task in enumerate(tasks):
             bank.add(f"r{number}", next(iter(_variants(name, task).values()))[0])
         runs[name] = partial(bank, main=True, **inputs)
     runs |= lora_passes(inputs, tasks=8) if "LoRA" in methods else {}
@@ -459,125 +467,21 @@ def _answering(methods: list[str], repeats: int) -> dict[str, float]:
     return answering | dict.fromkeys((OURS_TUNED, *BASES), answering[OURS]) if OURS in answering else answering
 
 
-def _summed(table: Any, answering: dict[str, float]) -> list[dict[str, Any]]:
-    """Return a row per task and method, and a row per method over all tasks.
-
-    Args:
-        table: All results, a row per task, method and seed.
-        answering: Method -> time to answer eight tasks, in passes of the model.
-    """
-    rows = []
-    for (task, method), part in table.groupby(["task", "method"], sort=False):
-        summary = summarise(list(part["score"]))
-        rows.append(
-            {
-                "task": task,
-                "method": method,
-                "metric": part["metric"].iloc[0],
-                "variant": " ".join(dict.fromkeys(part["variant"])),
-                "seeds": len(part),
-                "score": summary.mean,
-                "±": "" if summary.interval is None else summary.interval,
-                "trained": int(part["trained"].median()),
-                "MB": part["stored"].median() * 4 / 1e6,
-                "train s": part["seconds"].median(),
-            }
-        )
-    return _with_shares(rows, answering)
-
-
-def _recorded(table: Any, answering: dict[str, float]) -> list[dict[str, Any]]:
-    """Return the rows of `_summed` for recorded scores, without the columns about training.
-
-    Args:
-        table: The pandas table of the file, with the columns task, method, seeds, score, and ± (empty for one seed and
-            for regressions). Several rows of one task and method are runs with different seeds, which are put together.
-        answering: Method -> time to answer eight tasks, in passes of the model.
-    """
-    rows = []
-    for (task, method), part in table.groupby(["task", "method"], sort=False):
-        seeds, scores = part["seeds"].to_numpy(), part["score"].to_numpy()
-        count, score = int(seeds.sum()), float((scores * seeds).sum() / seeds.sum())
-        unit = [half_interval(int(own), 1.0) if own > 1 else math.inf for own in seeds]  # ± of a spread of 1
-        spreads = part["±"].fillna(0).to_numpy() / unit
-        squares = float(((seeds - 1) * spreads**2 + seeds * (scores - score) ** 2).sum())
-        half = half_interval(count, math.sqrt(squares / (count - 1))) if count > 1 else ""
-        rows.append({"task": task, "method": method, "seeds": count, "score": score, "±": half})
-    return _with_shares(rows, answering)
-
-
-def _with_shares(rows: list[dict[str, Any]], answering: dict[str, float]) -> list[dict[str, Any]]:
-    """Return `rows`, one per task and method, with the columns "closed" and "answer"; and a row per method over all.
-
-    "closed" is the share of the gap between `LAST` and `TUNED` that a method closes, "answer" its entry in `answering`.
-    """
-    scores = {(row["task"], row["method"]): row["score"] for row in rows}
-    shares: dict[str, list[float]] = {}
-    for row in rows:
-        task, method = row["task"], row["method"]
-        low, high = scores.get((task, LAST)), scores.get((task, TUNED))
-        share = (row["score"] - low) / (high - low) if low is not None and high is not None and high > low else None
-        if share is not None:
-            shares.setdefault(method, []).append(share)
-        row |= {"closed": "" if share is None else share, "answer": answering.get(method, "")}
-    empty = dict.fromkeys(rows[0], "")
-    several = len({task for task, _ in scores}) > 1
-    means = []
-    for method, by_task in shares.items() if several else ():
-        mean = {"method": method, "closed": statistics.fmean(by_task), "answer": answering.get(method, "")}
-        means.append({**empty, "task": f"mean of {len(by_task)}", **mean})
-    mixed = [{**empty, "method": MIXED, "answer": answering[MIXED]}] if MIXED in answering else []
-    return [*rows, *means, *mixed]
-
-
-def _tables(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Return the tables: scores, leads and shares, with a column per task, and costs; each has a row per method."""
-    tasks = list(dict.fromkeys(row["task"] for row in rows if row["task"]))
-    tables: list[list[dict[str, Any]]] = [[], [], [], []]
-    ours = {row["task"]: row for row in rows if row["method"] == OURS}
-    for method in dict.fromkeys(row["method"] for row in rows):
-        by_task = {row["task"]: row for row in rows if row["method"] == method}
-        scored = {task: row for task, row in by_task.items() if row["score"] != ""}
-        if not scored:  # only timed
-            tables[-1].append({**dict.fromkeys(tables[-1][0], ""), "method": method, "answer": by_task[""]["answer"]})
-            continue
-        tables[0].append({"method": method} | {task: _score_text(scored.get(task)) for task in tasks if task in TASKS})
-        if ours and method != OURS:
-            leads = {task: _lead_text(ours.get(task), scored.get(task)) for task in tasks if task in TASKS}
-            tables[1].append({f"{OURS} minus": method} | leads)
-        shares = {task: by_task[task]["closed"] if task in by_task else "" for task in tasks}
-        tables[2].append({"method": method} | shares)
-        costs = [key for key in ("trained", "MB", "train s") if key in next(iter(scored.values()))]
-        cost = {key: statistics.median(row[key] for row in scored.values()) for key in costs}
-        tables[3].append({"method": method, **cost, "answer": next(iter(by_task.values()))["answer"]})
-    return [table for table in tables if table]
-
-
-def _score_text(row: dict[str, Any] | None) -> str:
-    """Return the score of a row as text, with half the width of its interval if it has one; "" for None."""
-    return "" if row is None else f"{row['score']:.3f}" + (f" ± {row['±']:.3f}" if row["±"] != "" else "")
-
-
-def _lead_text(ours: dict[str, Any] | None, other: dict[str, Any] | None) -> str:
-    """Return how far the default's row is ahead of another row of the same task, as text; "" if one is None.
-
-    If both have at least three seeds, half the width of Welch's interval stands behind it.
-    """
-    if ours is None or other is None:
-        return ""
-    lead = f"{ours['score'] - other['score']:+.3f}"
-    if min(ours["seeds"], other["seeds"]) < INTERVAL_SEEDS:
-        return lead
-    parts = []  # variance of the mean, degrees of freedom
-    for row in (ours, other):
-        count = int(row["seeds"])
-        parts.append(((row["±"] / half_interval(count, 1.0)) ** 2 / count, count - 1))
-    variance = sum(part for part, _ in parts)
-    if variance == 0:
-        return f"{lead} ± 0.000"
-    freedom = variance**2 / sum(part**2 / degrees for part, degrees in parts)
-    half = half_interval(freedom + 1, math.sqrt(variance * (freedom + 1)))
-    return f"{lead} ± {half:.3f}"
+def _stand_in(name: str) -> Task:
+    """Return a task of a few rows whose readers have the kind and the size of those of the task `name`."""
+    texts = [f"text {number}" for number in range(40)]
+    if name == "conll2003":
+        places = ("PER", "ORG", "LOC", "MISC")
+        tags = [["O", *(f"{side}-{places[number % 4]}" for side in "BI")] for number in range(40)]
+        rows = [{"tokens": [*text.split(), "end"], "tags": own} for text, own in zip(texts, tags, strict=True)]
+        return Task.from_dataset("token_classification", {"train": rows}, text="tokens", label="tags")
+    is_number, pair = name == "stsb", "second" if name in PAIRS else None
+    labels = [number / 8 if is_number else str(number % 2) for number in range(40)]
+    rows = [{"first": text, "second": text, "label": label} for text, label in zip(texts, labels, strict=True)]
+    options: dict[str, Any] = {"problem_type": "regression"} if is_number else {}
+    return Task.from_dataset(
+        "sequence_classification", {"train": rows}, text="first", text_pair=pair, label="label", **options
+    )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from lamina import Reader
+from lamina.train.results import summarise
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -18,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 def frontier(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     yield import_module("frontier")
-    for name in ("frontier", "rivals", "common"):
+    for name in ("frontier", "frontier_tables", "rivals", "common"):
         sys.modules.pop(name, None)
 
 
@@ -97,10 +100,20 @@ def test_scores_without_spread_have_a_lead_and_runs_are_put_together(frontier: A
     rows = [["cola", "default", 3, 0.25, 0.05], ["cola", "last layer", 3, 0.0, 0.0]]
     rows += [["cola", "LoRA", 1, 0.2, None], ["cola", "LoRA", 2, 0.3, 0.0], ["sst2", "default", 3, 0.5, 0.0]]
     rows += [["sst2", "LoRA", 3, 0.4, 0.0]]
-    found = frontier._recorded(frontier.pd.DataFrame(rows, columns=columns), {})
+    found = frontier.recorded(frontier.pd.DataFrame(rows, columns=columns), {})
     assert [(row["seeds"], round(row["score"], 4)) for row in found[:3]] == [(3, 0.25), (3, 0.0), (3, 0.2667)]
-    assert found[2]["±"] == pytest.approx(frontier.summarise([0.2, 0.3, 0.3]).interval)
-    _, leads, *_ = frontier._tables(found)
+    assert found[2]["±"] == pytest.approx(summarise([0.2, 0.3, 0.3]).interval)
+    _, leads, *_ = frontier.tables(found)
     by_method = {row["default minus"]: row for row in leads}
     assert by_method["last layer"]["cola"] == "+0.250 ± 0.050"
     assert by_method["LoRA"]["sst2"] == "+0.100 ± 0.000"
+
+
+def test_the_timed_readers_are_those_of_the_scored_tasks(frontier: Any):
+    fusions = {name: type(Reader.default(frontier._stand_in(name)).fusion).__name__ for name in frontier.TASKS}
+    pairs = dict.fromkeys(("mrpc", "rte", "stsb", "qnli"), "PairedLayers")
+    assert fusions == dict.fromkeys(("cola", "sst2", "imdb"), "PooledLayers") | pairs | {"conll2003": "Concat"}
+    assert frontier._stand_in("stsb").problem_type == "regression"
+    assert len(frontier._stand_in("conll2003").labels) == 9
+    times = frontier._answering(["default", "last layer"], ["cola", "stsb", "conll2003"], 1)
+    assert set(times) >= {"base", "default", "last layer", frontier.TUNED}
