@@ -38,14 +38,17 @@ class Cell:
             its table. For Ray it must be picklable, and should load its model itself: a `functools.partial` of a
             module's function over plain data.
         name: Name of the cell's file, without an extension. "": a hash of the key.
-        settings: Facts that only this cell's result depends on, such as a digest of its data. A study saves them with
-            the result, and does not resume if they differ.
+        settings: Facts that only this cell's result depends on, such as the metric. A study saves them with the result,
+            and does not resume if they differ.
+        digests: Place ("in the train part of 'cola'", or "" for the whole cell) -> name -> digest of data that only
+            this cell's result depends on. They count like `settings`.
     """
 
     key: Mapping[str, Value]
     work: Callable[[], object]
     name: str = ""
     settings: JSONObject = field(default_factory=dict)
+    digests: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
 
     @property
     def file(self) -> str:

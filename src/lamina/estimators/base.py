@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import TYPE_CHECKING, ClassVar, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar, cast
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from lamina.prediction.backends import Backend
     from lamina.tasks.class_results import ClassResults
     from lamina.tasks.outputs import Results
+    from lamina.train.results import FitResult
 
 
 # A hub id, a folder or "minilm"; or a loaded model.
@@ -230,8 +231,10 @@ class LaminaEstimator(BaseEstimator):
         head = replace(head, **{key: value for key, value in own.items() if key in known})
         return Reader(fusion, head, stack=stack, seed=seed)
 
-    def _train(self, bank: ReaderBank, task: Task, seed: int) -> None:
+    def _train(self, bank: ReaderBank, task: Task, seed: int, targets: Targets) -> None:
         """Train the bank's reader on the task with `lamina.fit` and `seed`, and set `bank_` and `result_`.
+
+        `targets` are those that the task was made of; the scores of scaled numbers are converted to the units of y.
 
         Without `epochs`, their number depends on the number of rows. The last epoch's weights stay, or the best epoch's
         if there is a validation split. Unless `options` has `cache`, states are cached in float32 for this run. Raises
@@ -253,6 +256,10 @@ class LaminaEstimator(BaseEstimator):
         with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             kept: JSONObject = {"cache": "auto", "cache_dtype": "float32", "cache_dir": folder}
             self.result_ = fit(bank, {READER: task}, **({} if "cache" in more else kept) | own | more)
+        if targets.problem_type == "regression":
+            self.result_ = _in_units(self.result_, targets)
+            info = bank[READER].info
+            info["scores"] = _mae_in_units(info["scores"], targets)
         self.bank_ = bank.eval()
 
     # Use
@@ -473,3 +480,29 @@ def _from_json(value: JSON) -> object:
     if "array" in value:
         return np.array(value["array"], dtype=value["dtype"])
     return {_from_json(key): _from_json(item) for key, item in value["pairs"]}
+
+
+def _in_units(result: FitResult, targets: Targets) -> FitResult:
+    """Return the result of a regressor's training with errors and constants in the units of y, not of the targets."""
+    results: dict[str, tuple[ClassResults, Sequence[str]]] = {
+        name: (cast("ClassResults", of_name).in_units(targets.mean, targets.scale), metrics)
+        for name, (of_name, metrics) in result.results.items()
+    }
+    baselines = dict(result.baselines)
+    for name, (of_name, metrics) in results.items():
+        if (found := of_name.baseline(metrics)) is not None:
+            baselines[name] = {"always": found[0], **found[1]}
+    return replace(
+        result,
+        best={name: _mae_in_units(row, targets) for name, row in result.best.items()},
+        history=[_mae_in_units(row, targets) for row in result.history],
+        table=[_mae_in_units(row, targets) for row in result.table],
+        test={name: _mae_in_units(row, targets) for name, row in result.test.items()},
+        baselines=baselines,
+        results=results,
+    )
+
+
+def _mae_in_units(row: Mapping[str, Any], targets: Targets) -> dict[str, Any]:
+    """Return a row of scores, in which only the mean absolute error has a unit, in the units of y."""
+    return {**row, "mae": row["mae"] * targets.scale} if "mae" in row else dict(row)

@@ -234,7 +234,7 @@ def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
                 f"y has {checked.shape[1]} columns of classes; one is needed, or a table of zeros and ones."
             )
         classes, numbers = np.unique(column_or_1d(checked, warn=True), return_inverse=True)
-        labels, classes, numbers = _named(classes, numbers)
+        labels, classes, numbers = _named(classes, numbers, op)
     if len(classes) < 2:
         raise DataError(f"{op}: y has one class, {classes.tolist()[0]!r}; a classifier needs at least two classes.")
     return Targets("classification", labels, numbers.tolist(), classes)
@@ -262,16 +262,31 @@ def plain_column(y: TargetsLike, op: str) -> Any:
     return array
 
 
-def _named(classes: np.ndarray, numbers: np.ndarray) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+def _named(classes: np.ndarray, numbers: np.ndarray, op: str) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
     """Return (class names, one class value per name, index of each row's class among the names).
 
     `numbers` are the rows' indices in `classes`, the distinct values of y. Two values can have one name, such as the
-    two Unicode forms of a text, and then become one class.
+    two Unicode forms of a text, or "yes" and "yes ", and then become one class; a warning, which begins with `op`, says
+    so.
     """
     names = [class_name(value, (str(value),)) for value in classes]
     labels = tuple(dict.fromkeys(names))
     kept = np.array([names.index(name) for name in labels])
+    if len(labels) < len(names):
+        name = next(name for name in labels if names.count(name) > 1)
+        alike = ", ".join(repr(str(value)) for value, own in zip(classes, names, strict=True) if own == name)
+        problem = f"y has {alike}, which differ in outer blanks or in their Unicode form only and become one class"
+        logger.warning("%s: %s. Clean y: scorers of scikit-learn count them as different.", op, problem)
     return labels, classes[kept], np.array([labels.index(name) for name in names])[numbers]
+
+
+def as_classes(y: TargetsLike, classes: np.ndarray) -> TargetsLike:
+    """Return y with each text that has the name of one of `classes` replaced by this class; y itself without texts."""
+    column = np.asarray(y, object)
+    if column.ndim != 1 or not all(isinstance(value, str) for value in (*classes, *column)):
+        return y
+    by_name = {class_name(value, (value,)): value for value in classes}
+    return np.array([by_name.get(class_name(value, (value,)), value) for value in column])
 
 
 def number_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:

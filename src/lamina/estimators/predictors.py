@@ -16,6 +16,7 @@ from lamina.errors import ConfigError, DataError
 from lamina.estimators.base import READER, LaminaEstimator
 from lamina.estimators.examples import (
     Targets,
+    as_classes,
     as_tags,
     as_words,
     class_targets,
@@ -110,7 +111,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         bank = self._new_bank(columns)
         self.classes_ = cast("np.ndarray", targets.classes)
         bank.add(READER, self._reader(task, self.reader, seed, class_weights=self._weights(targets)))
-        self._train(bank, task, seed)
+        self._train(bank, task, seed, targets)
         return self
 
     def _weights(self, targets: Targets) -> tuple[float, ...] | None:
@@ -158,7 +159,9 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         """
         self._check_fitted()
         with data_errors(op := self._op("score")):
-            return float(super().score(X, plain_column(y, op), sample_weight))  # pyright: ignore
+            column = plain_column(y, op)
+            truths = column if self._several else as_classes(column, self.classes_)
+            return float(super().score(X, truths, sample_weight))  # pyright: ignore
 
     def predict_proba(self, X: object) -> np.ndarray:
         """Return probabilities `[texts, classes]`, with the classes in the order of `classes_`.
@@ -248,7 +251,7 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
         reader = bank.add(READER, self._reader(task, self.reader, seed))
         if not reader.config.head.linear:  # pyright: ignore
             raise ConfigError(f"{op}: the reader's head has linear=False; a regressor needs the linear map at its end.")
-        self._train(bank, task, seed)
+        self._train(bank, task, seed, targets)
         with torch.no_grad():
             output = cast("nn.Linear", reader.head.output)
             output.weight.mul_(targets.scale)
@@ -337,13 +340,14 @@ class LaminaTagger(LaminaEstimator):
         if recognise(labels) is None and (odd := odd_tag(labels)) is not None:
             raise DataError(f"{op}: y has the tag {odd!r}, and other tags mark spans; all must be alike. Correct it.")
         number, seed = {name: at for at, name in enumerate(labels)}, self._seed()
-        values = [tuple(number.get(_name(tag, op) or "", IGNORED) for tag in row) for row in tags]
+        names = [[_name(tag, op) for tag in row] for row in tags]
+        values = [tuple(IGNORED if name is None else number[name] for name in row) for row in names]
         targets = Targets("classification", tuple(labels), values)
         task = self._task(_split(words, values), targets, seed)
         bank = self._new_bank({})
         self.classes_ = [by_name[name] for name in labels]
         bank.add(READER, self._reader(task, self.reader, seed))
-        self._train(bank, task, seed)
+        self._train(bank, task, seed, targets)
         return self
 
     def predict(self, X: object) -> list[list[object]]:

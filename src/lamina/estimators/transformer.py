@@ -128,7 +128,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         task = self._task(Split.of(texts, targets.values), targets, seed)
         bank.remove(READER)
         reader = bank.add(READER, self._reader(task, self.fusion, seed, pooling=self.pooling))
-        self._train(bank, task, seed)
+        self._train(bank, task, seed, targets)
         return reader
 
     def transform(self, X: object) -> np.ndarray:

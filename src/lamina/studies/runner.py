@@ -14,6 +14,7 @@ import pandas as pd
 
 from lamina.cells import run_cells as runner
 from lamina.cells.run_cells import Cell, Failure, Shelf, note_failures
+from lamina.data.state_cache import hash_processor
 from lamina.editing.editable import select_blocks
 from lamina.errors import ConfigError, DataError, LaminaError, error_context
 from lamina.heads import HEADS
@@ -28,7 +29,7 @@ from lamina.tasks.task import Task
 from lamina.train.checkpoint import data_digests
 from lamina.train.groups import tasks_by_name
 from lamina.train.options import FitOptions
-from lamina.utils import JSON, Row
+from lamina.utils import JSON, JSONObject, Row
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -106,6 +107,8 @@ class CellInputs:
         if errors and len(errors) == len(tasks):
             raise errors[0]
         facts: dict[str, JSON] = {"models": {"model": model_facts(model)}, "tasks": task_facts(tasks)}
+        if processor is not None:
+            facts["processor"] = hash_processor(processor)
         settings = {**facts, "seeds": list(seeds), **study_options, **cast("dict[str, JSON]", self.training)}
         return stack, {**settings, "stack": stack.name}
 
@@ -225,6 +228,12 @@ def task_facts(tasks: Mapping[str, Task]) -> dict[str, JSON]:
     }
 
 
+def cell_digests(task: Task, *parts: str, processor: Processor | None = None) -> dict[str, dict[str, str]]:
+    """Return `Cell.digests` of a cell that reads the splits `parts` of a task, with a processor unless it is None."""
+    digests = {f"in the {part} part of '{task.name}'": data_digests(task.split(part)) for part in parts}
+    return digests if processor is None else {"": {"tokenizer or processor": hash_processor(processor)}, **digests}
+
+
 def linear_reader(task: Task, *, stack: str | None = None, seed: int = 0) -> Reader:
     """Return the config of an untrained reader of the last layer; its head is one linear map.
 
@@ -308,7 +317,7 @@ def run_cells(
     common = {"versions": library_versions(), **(settings or {})}
     shelf = None
     if output is not None:
-        shelf = Shelf(output / CELLS, lambda cell: {"settings": {"": common | cell.settings}}, op="study", what="study")
+        shelf = Shelf(output / CELLS, partial(_identity, common), op="study", what="study")
     with nullcontext() if output is None else claimed(output):
         done = shelf.read(keyed_cells) if resume and shelf else {}
         on_end = shelf.write if shelf else lambda _cell, _state: None
@@ -318,6 +327,11 @@ def run_cells(
         if output is not None:
             note_failures(output, failures)
     return pd.DataFrame([row for state in states for row in state["rows"]]), failures
+
+
+def _identity(common: JSONObject, cell: Cell) -> JSONObject:
+    """Return what a cell's result depends on besides its key; `common` are the settings that all cells share."""
+    return {"settings": {"": common | cell.settings}, "digests": dict(cell.digests)}
 
 
 def _run_cell(cell: Cell) -> dict[str, object]:

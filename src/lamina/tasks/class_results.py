@@ -80,6 +80,13 @@ class ClassResults(Results[Tensor, Answer]):
         has_example = examples >= 0
         self.logits[examples[has_example]] = outputs.float().cpu()[has_example]
 
+    def in_units(self, mean: float, scale: float) -> ClassResults:
+        """Return the results of a regression in other units: those of numbers that became (number - mean) / scale."""
+        labels = [None if label is None else label * scale + mean for label in self._split.labels]
+        results = ClassResults(self._task, self._split.with_labels(labels), self._example)
+        results.logits = self.logits * scale + mean
+        return results
+
     def first_not_finite(self) -> int | None:
         """Return the index of the first example with invalid logits, see `first_invalid_row`; None if there is none."""
         return first_invalid_row(self.logits)

@@ -239,3 +239,16 @@ def test_onnx_runtime_predicts_the_same_classes(base: str, texts: list[str], moo
     classifier = LaminaClassifier(base, epochs=1, backend="torch").fit(texts, mood)
     expected = classifier.predict_proba(texts)
     np.testing.assert_allclose(classifier.set_params(backend="onnx").predict_proba(texts), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(("one", "other"), [("warm", "warm "), ("caf\u00e9", "cafe\u0301"), ("warm", "\twarm")])
+def test_labels_that_become_one_class_are_named_and_scored_as_one(
+    base: str, texts: list[str], mood: list[str], caplog: pytest.LogCaptureFixture, one: str, other: str
+):
+    y = [(one, other)[row % 4 > 1] if label == mood[0] else label for row, label in enumerate(mood)]
+    assert len(set(y)) == 3
+    fitted = LaminaClassifier(base, learning_rate=0.05, epochs=20, batch_size=4).fit(texts, y)
+    assert len(fitted.classes_) == 2
+    assert "become one class. Clean y: scorers of scikit-learn count them as different" in caplog.text
+    assert fitted.score(texts, y) == fitted.score(texts, np.array(y, object)) == 1.0
+    assert fitted.score(texts, ["other"] * len(texts)) == 0.0

@@ -9,6 +9,7 @@ import torch
 import lamina
 from lamina.errors import ConfigError, DataError
 from lamina.estimators.predictors import LaminaRegressor
+from lamina.estimators.transformer import LaminaTransformer
 
 FAST = {"learning_rate": 0.05, "epochs": 20, "batch_size": 4, "options": {"cache": "off"}}
 
@@ -28,7 +29,7 @@ def test_numbers_of_any_size_are_learnt_and_said_by_the_bank_too(base: str, text
 def test_what_the_head_says_beside_its_weights_is_put_to_the_scale_of_y(
     base: str, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    def train(self: Any, bank: lamina.ReaderBank, task: Any, seed: int) -> None:
+    def train(self: Any, bank: lamina.ReaderBank, task: Any, seed: int, targets: Any) -> None:
         output: Any = bank["reader"].head.output
         torch.nn.init.zeros_(output.weight)
         torch.nn.init.constant_(output.bias, 0.5)
@@ -37,6 +38,34 @@ def test_what_the_head_says_beside_its_weights_is_put_to_the_scale_of_y(
     monkeypatch.setattr(LaminaRegressor, "_train", train)
     said = LaminaRegressor(base).fit(texts, [5010.0, 5200.0] * 4).predict(texts[:2])
     assert said.tolist() == [5105 + 0.5 * 95] * 2
+
+
+@pytest.mark.parametrize("estimator", [LaminaRegressor, LaminaTransformer])
+def test_errors_have_the_units_of_y(base: str, texts: list[str], estimator: Any):
+    y = np.array([5010.5, 5200.5] * 4)
+    reader = {"fusion": lamina.PooledLayers(dim=6)} if estimator is LaminaTransformer else {}
+    fitted = estimator(base, **{**FAST, "epochs": 2}, validation_fraction=0.5, **reader).fit(texts, y)
+    result, (module,) = fitted.result_, fitted.bank_.readers.values()
+    results, _ = result.results["reader"]
+    _, held_out = results._both()
+    assert set(held_out.tolist()) <= {5010.5, 5200.5}
+    mae = float((results.logits[:, 0] - held_out).abs().mean())
+    assert result.best["reader"]["mae"] == pytest.approx(mae, rel=1e-4)
+    assert 20 < mae < 2000
+    assert [row["mae"] for row in result.history][result.best["reader"]["epoch"] - 1] == result.best["reader"]["mae"]
+    assert result.table[0]["mae"] == module.info["scores"]["mae"] == result.best["reader"]["mae"]
+    assert 5000 <= float(result.baselines["reader"]["always"]) <= 5210
+    assert 0 <= result.baselines["reader"]["mae"] <= 190
+    low, high = result.intervals["reader"]["mae"]
+    assert low <= mae <= high
+    if estimator is LaminaRegressor:
+        said = fitted.predict(texts)
+        assert mae == pytest.approx(np.abs(said - y)[_held_out(results, texts)].mean(), rel=1e-3)
+
+
+def _held_out(results: Any, texts: list[str]) -> list[int]:
+    """Return the places of the rows of `results` among the texts."""
+    return [texts.index(text) for text in results._split.texts]
 
 
 def test_one_number_for_all(base: str, texts: list[str]):

@@ -31,6 +31,15 @@ def test_every_word_gets_a_tag_as_it_went_in(base: str):
     assert {type(tag) for row in said for tag in row} == {int}
 
 
+def test_a_word_without_a_label_is_not_the_tag_that_is_empty(base: str):
+    said = {}
+    for name in ("", "o"):
+        tags = [["B-PER" if at == 0 else -100 if at == 1 else name for at in range(len(row))] for row in WORDS]
+        tags = [[{"B-PER": "x"}.get(tag, tag) for tag in row] for row in tags]
+        said[name] = LaminaTagger(base, **FAST).fit(WORDS, tags).predict(WORDS)
+    assert said["o"] == [[tag or "o" for tag in row] for row in said[""]]
+
+
 def test_tags_that_begin_with_i_stay_so(base: str):
     tags = [[tag.replace("B-", "I-") for tag in row] for row in TAGS]
     fitted = LaminaTagger(base, **FAST).fit(WORDS, tags)

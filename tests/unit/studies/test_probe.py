@@ -40,6 +40,7 @@ from lamina.studies.probing.probe_cell import Place, ProbeSettings, ProbeSpec, p
 from lamina.studies.runner import labelled_task
 from lamina.studies.statistics import Difference
 from lamina.studies.study import Study
+from lamina.tasks.split import Split
 from lamina.tasks.task import Task
 
 RNG = np.random.default_rng(0)
@@ -332,6 +333,31 @@ def test_images(tmp_path):
     assert baselines["probe"].tolist() == ["majority"]
     assert max(values(study, "score", probe="linear")) > 0.6
     assert "compression" in set(study.table["measure"])
+
+
+def test_a_study_of_other_data_is_not_resumed(model, tokenizer, mood, tmp_path):
+    options = {"controls": False, "code_length": False, "probes": ["linear"], "seeds": [0], "output": tmp_path, **FAST}
+    probe(model, {"mood": mood}, processor=tokenizer, **options)
+
+    def changed(part: str, texts: list[str] | None = None, labels: list[int] | None = None) -> Task:
+        split = mood.split(part)
+        return replace(mood, splits={**mood.splits, part: Split.of(texts or split.texts, labels or split.labels)})
+
+    labels = [1 - label for label in mood.split("validation").labels]
+    texts = [f"{text} again" for text in mood.split("train").texts]
+    other = deepcopy(tokenizer)
+    other.add_tokens(["an added word"])
+    cases = [
+        (changed("validation", labels=labels), tokenizer, "other labels in the validation part of 'mood'"),
+        (changed("train", texts=texts), tokenizer, "other texts in the train part of 'mood'"),
+        (mood.subsample(rows=8, seed=0), tokenizer, "other texts in the train part of 'mood'"),
+        (replace(mood, labels=("x", "y")), tokenizer, "labels .*, here "),
+        (mood, other, "other tokenizer or processor"),
+    ]
+    for task, processor, told in cases:
+        with pytest.raises(ConfigError, match=told):
+            probe(model, {"mood": task}, processor=processor, resume=True, **options)
+    probe(model, {"mood": mood}, processor=tokenizer, resume=True, **options)
 
 
 def test_an_interrupted_study_resumes(model, tokenizer, mood, tmp_path, monkeypatch):

@@ -348,7 +348,8 @@ def _figures(distance: float | None, *, several: bool) -> dict[str, Figure]:
     auc = "mean AUC"
     mean, title = {"measure": "mean"}, "Mean AUC over the sets"
     if several:
-        axes = {"x": "point", "colour": "method", "x_title": "training rows, or share of the positive class"}
+        axes: dict[str, Any] = {"x": "point", "colour": "method"}
+        axes["x_title"] = "training rows, or share of the positive class"
         return {
             "score": Figure("line", **axes, where=mean, title=title, value_title=auc),
             "rank": Figure("line", **axes, where={"measure": "rank"}, title="Mean rank (1 is best)"),

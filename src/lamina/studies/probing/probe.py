@@ -21,7 +21,15 @@ from lamina.layers.wrappers import unwrapped
 from lamina.store import load
 from lamina.studies.probing.controls import BASELINES, baseline_predictions
 from lamina.studies.probing.probe_cell import MLP, Place, ProbeSettings, plain_metric, probe_rows
-from lamina.studies.runner import Cell, check_each_once, check_given, labelled_task, own_processor, run_cells
+from lamina.studies.runner import (
+    Cell,
+    cell_digests,
+    check_each_once,
+    check_given,
+    labelled_task,
+    own_processor,
+    run_cells,
+)
 from lamina.studies.statistics import Difference, corrected, mean_and_interval, paired_bootstrap, row_counts, row_metric
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
 from lamina.train.groups import tasks_by_name, warn_of_texts
@@ -297,11 +305,15 @@ def _cells(
     """Return the study's cells: one per task and seed; with `baselines`, also one per task for the baselines."""
     cells: list[Cell] = []
     for name, task in tasks.items():
+        facts: dict[str, JSON] = {"kind": task.kind.name, "metric": task.metric, "labels": list(task.labels)}
+        data = partial(cell_digests, replace(task, name=name), "train", settings.split)
         if baselines:
-            cells.append(Cell({"task": name, "seed": None}, partial(baseline_rows, task, settings.split)))
+            work = partial(baseline_rows, task, settings.split)
+            cells.append(Cell({"task": name, "seed": None}, work, settings=facts, digests=data()))
+        digests = data(processor=processor)
         for seed in seeds:
             work = partial(probe_rows, model, processor, task, settings, seed)
-            cells.append(Cell({"task": name, "seed": seed}, work))
+            cells.append(Cell({"task": name, "seed": seed}, work, settings=facts, digests=digests))
     return cells
 
 
