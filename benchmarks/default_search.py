@@ -9,7 +9,7 @@ states, which each set computes once. Two regressions run beside them. Some cand
 
     mean                 every layer's tokens are averaged; no query is learned
     mean beside query    the mean of the tokens beside what the query reads, and one projection of both
-    max beside query     the same with the maximum over the tokens
+    max beside query     the same with the maximum over the tokens; so for "mean and max beside query"
     max, first token, last token    this vector of each layer; no query is learned
     norm with weights    each layer's norm has a weight and a bias per dimension
     linear skip          the head also gets all layers' means, after a norm and divided by 10
@@ -72,6 +72,7 @@ SKIPPED = 0.1  # factor of the means that the head gets
 PENALTY = 0.01
 BATCH = 32  # rows per batch of `LaminaClassifier`
 EPOCHS = {"half the epochs": 0.5, "twice the epochs": 2, "4 times the epochs": 4}
+MAX_HALF = "max beside query, half the epochs"
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,9 @@ CANDIDATES: dict[str, tuple[ReaderOf, dict[str, Any]]] = {  # name -> its reader
     "norm with weights": (_with(OtherPooling(affine=True)), {}),
     "linear skip": (_with(OtherPooling(skip="means")), {}),
     "skip with L2": (_with(OtherPooling(skip="one")), {}),
+    "mean and max beside query": (_with(OtherPooling(("query", "mean", "max"))), {}),
     **dict.fromkeys(EPOCHS, (_with(PooledLayers()), {})),
+    MAX_HALF: (_with(OtherPooling(("query", "max"))), {}),
     "balanced weights": (_weighted(1), {}),
     "root weights": (_weighted(0.5), {}),
 }
@@ -273,8 +276,8 @@ def _cell(
         for candidate in arguments.candidates:  # "default" is the first
             if candidate in CANDIDATES:
                 make, training = CANDIDATES[candidate]
-                if candidate in EPOCHS:
-                    training = {"epochs": round(EPOCHS[candidate] * usual_epochs(len(drawn.train.texts), BATCH))}
+                if times := EPOCHS.get("half the epochs" if candidate == MAX_HALF else candidate):
+                    training = {"epochs": max(1, round(times * usual_epochs(len(drawn.train.texts), BATCH)))}
                 odds[candidate] = _log_odds(states(settings.seeds, training), make)
             elif candidate == AVERAGED:
                 odds[candidate] = _log_odds(states((0, 1, 2), {}), CANDIDATES["default"][0]).mean(0, keepdims=True)
