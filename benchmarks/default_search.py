@@ -10,12 +10,14 @@ states, which each set computes once. Two regressions run beside them. Some cand
     mean                 every layer's tokens are averaged; no query is learned
     mean beside query    the mean of the tokens beside what the query reads, and one projection of both
     max beside query     the same with the maximum over the tokens; so for "mean and max beside query"
-    max, first token, last token    this vector of each layer; no query is learned
+    max, first token, last token    this vector of each layer; no query is learned. MiniLM's first token is [CLS], its
+                         last [SEP]; both count in every mean and maximum
     norm with weights    each layer's norm has a weight and a bias per dimension
     linear skip          the head also gets all layers' means, after a norm and divided by 10
-    skip with L2         the head also gets one linear function of all layers' means, whose weights have a strong
-                         penalty (their halved squared length times 0.01 is added to the loss)
-    half the epochs      as many passes over the rows; so for "twice the epochs" and "4 times the epochs"
+    skip with L2         the head also gets one linear function of all layers' means, whose weights have a penalty
+                         (their halved squared length times 0.01 is added to the loss); the head's weight has none
+    half the epochs      as many passes over the rows; so for "twice the epochs" and "4 times the epochs", and with
+                         "max beside query"
     3 readers            the log odds of the default with the seeds 0, 1 and 2, averaged
     with the regression  the log odds of the default plus those of all_layers, each divided by their deviation
     balanced weights     each class has the same weight in the loss; "root weights": the square root of these weights.
@@ -71,8 +73,8 @@ AVERAGED, SUMMED = "3 readers", "with the regression"
 SKIPPED = 0.1  # factor of the means that the head gets
 PENALTY = 0.01
 BATCH = 32  # rows per batch of `LaminaClassifier`
-EPOCHS = {"half the epochs": 0.5, "twice the epochs": 2, "4 times the epochs": 4}
 MAX_HALF = "max beside query, half the epochs"
+EPOCHS = {"half the epochs": 0.5, "twice the epochs": 2, "4 times the epochs": 4, MAX_HALF: 0.5}
 
 
 @dataclass(frozen=True)
@@ -276,7 +278,7 @@ def _cell(
         for candidate in arguments.candidates:  # "default" is the first
             if candidate in CANDIDATES:
                 make, training = CANDIDATES[candidate]
-                if times := EPOCHS.get("half the epochs" if candidate == MAX_HALF else candidate):
+                if times := EPOCHS.get(candidate):
                     training = {"epochs": max(1, round(times * usual_epochs(len(drawn.train.texts), BATCH)))}
                 odds[candidate] = _log_odds(states(settings.seeds, training), make)
             elif candidate == AVERAGED:

@@ -112,7 +112,9 @@ def main() -> None:
         rows = summed(table, times)
     else:
         table: Any = pd.read_csv(arguments.recorded)
-        table = table[table["task"].isin(arguments.tasks)]
+        table = table[table["task"].isin(arguments.tasks) & table["method"].isin(arguments.methods)]
+        if table.empty:
+            raise SystemExit(f"frontier: {arguments.recorded} has no scores of these tasks and methods")
         methods, tasks = (list(table[column].unique()) for column in ("method", "task"))
         rows = recorded(table, _answering(methods, tasks, arguments.repeats) if arguments.repeats else {})
     for part in [rows] if arguments.json else tables(rows):
@@ -231,8 +233,8 @@ def _options() -> argparse.Namespace:
     arguments.output = arguments.output or Path("out") / "-".join(["frontier", *limits])  # other limits, other results
     runs_lora = "LoRA" in arguments.methods and (arguments.recorded is None or arguments.repeats)
     if runs_lora and find_spec("peft") is None:
-        instead = "name the other --methods" if arguments.recorded is None else "measure no times: --repeats 0"
-        parser.error(f"LoRA needs PEFT: pip install peft, or {instead}")
+        instead = "" if arguments.recorded is None else ", or measure no times: --repeats 0"
+        parser.error(f"LoRA needs PEFT: pip install peft, or name the other --methods{instead}")
     return arguments
 
 

@@ -88,24 +88,24 @@ def tables(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Return the tables: scores, leads and shares, with a column per task, and costs; each has a row per method."""
     tasks = list(dict.fromkeys(row["task"] for row in rows if row["task"]))
     named = [task for task in tasks if not task.startswith("mean")]
-    tables: list[list[dict[str, Any]]] = [[], [], [], []]
+    found: list[list[dict[str, Any]]] = [[], [], [], []]
     ours = {row["task"]: row for row in rows if row["method"] == OURS}
     for method in dict.fromkeys(row["method"] for row in rows):
         by_task = {row["task"]: row for row in rows if row["method"] == method}
         scored = {task: row for task, row in by_task.items() if row["score"] != ""}
         if not scored:  # only timed
-            tables[-1].append({**dict.fromkeys(tables[-1][0], ""), "method": method, "answer": by_task[""]["answer"]})
+            found[-1].append({**dict.fromkeys(found[-1][0], ""), "method": method, "answer": by_task[""]["answer"]})
             continue
-        tables[0].append({"method": method} | {task: _score_text(scored.get(task)) for task in named})
+        found[0].append({"method": method} | {task: _score_text(scored.get(task)) for task in named})
         if ours and method != OURS:
             leads = {task: _lead_text(ours.get(task), scored.get(task)) for task in named}
-            tables[1].append({f"{OURS} minus": method} | leads)
+            found[1].append({f"{OURS} minus": method} | leads)
         shares = {task: by_task[task]["closed"] if task in by_task else "" for task in tasks}
-        tables[2].append({"method": method} | shares)
+        found[2].append({"method": method} | shares)
         costs = [key for key in ("trained", "MB", "train s") if key in next(iter(scored.values()))]
         cost = {key: statistics.median(row[key] for row in scored.values()) for key in costs}
-        tables[3].append({"method": method, **cost, "answer": next(iter(by_task.values()))["answer"]})
-    return [table for table in tables if table]
+        found[3].append({"method": method, **cost, "answer": next(iter(by_task.values()))["answer"]})
+    return [table for table in found if table]
 
 
 def _score_text(row: dict[str, Any] | None) -> str:

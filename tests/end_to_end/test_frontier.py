@@ -109,11 +109,21 @@ def test_scores_without_spread_have_a_lead_and_runs_are_put_together(frontier: A
     assert by_method["LoRA"]["sst2"] == "+0.100 ± 0.000"
 
 
-def test_the_timed_readers_are_those_of_the_scored_tasks(frontier: Any):
+def test_the_timed_readers_are_those_of_the_scored_tasks(frontier: Any, monkeypatch: pytest.MonkeyPatch):
     fusions = {name: type(Reader.default(frontier._stand_in(name)).fusion).__name__ for name in frontier.TASKS}
     pairs = dict.fromkeys(("mrpc", "rte", "stsb", "qnli"), "PairedLayers")
     assert fusions == dict.fromkeys(("cola", "sst2", "imdb"), "PooledLayers") | pairs | {"conll2003": "Concat"}
     assert frontier._stand_in("stsb").problem_type == "regression"
     assert len(frontier._stand_in("conll2003").labels) == 9
-    times = frontier._answering(["default", "last layer"], ["cola", "stsb", "conll2003"], 1)
-    assert set(times) >= {"base", "default", "last layer", frontier.TUNED}
+    timed: list[str] = []
+    variants = frontier._variants
+
+    def noted(name: str, task: Any) -> Any:
+        timed.append(task.problem_type if task.kind == "sequence_classification" else str(task.kind))
+        return variants(name, task)
+
+    monkeypatch.setattr(frontier, "_variants", noted)
+    times = frontier._answering(["default"], ["cola", "stsb", "conll2003"], 1)
+    assert set(times) >= {"base", "default", frontier.TUNED}
+    kinds = ["classification", "regression", "token_classification"]
+    assert timed == [*kinds, *kinds, *kinds[:2]]

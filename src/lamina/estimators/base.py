@@ -253,6 +253,11 @@ class LaminaEstimator(BaseEstimator):
         for name in more:
             if name in own:
                 raise ConfigError(f"{self._op()}: options has '{name}'; {_OWN[name]}.")
+        if targets.problem_type == "regression" and more.get("output") is not None:
+            reason = "its folder would hold a reader of scaled numbers"
+            raise ConfigError(
+                f"{self._op()}: options has 'output'; {reason}. Leave it out, and call save(folder) instead."
+            )
         with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             kept: JSONObject = {"cache": "auto", "cache_dtype": "float32", "cache_dir": folder}
             self.result_ = fit(bank, {READER: task}, **({} if "cache" in more else kept) | own | more)

@@ -272,17 +272,18 @@ def _named(classes: np.ndarray, numbers: np.ndarray, op: str) -> tuple[tuple[str
     names = [class_name(value, (str(value),)) for value in classes]
     labels = tuple(dict.fromkeys(names))
     kept = np.array([names.index(name) for name in labels])
-    if len(labels) < len(names):
-        name = next(name for name in labels if names.count(name) > 1)
-        alike = ", ".join(repr(str(value)) for value, own in zip(classes, names, strict=True) if own == name)
-        problem = f"y has {alike}, which differ in outer blanks or in their Unicode form only and become one class"
-        logger.warning("%s: %s. Clean y: scorers of scikit-learn count them as different.", op, problem)
+    for name in labels if len(labels) < len(names) else ():
+        alike = [ascii(str(value)) for value, own in zip(classes, names, strict=True) if own == name]
+        if len(alike) > 1:
+            problem = f"y has {', '.join(alike)}, which look the same and become one class"
+            logger.warning("%s: %s. Clean y: scorers of scikit-learn count them as different.", op, problem)
     return labels, classes[kept], np.array([labels.index(name) for name in names])[numbers]
 
 
 def as_classes(y: TargetsLike, classes: np.ndarray) -> TargetsLike:
     """Return y with each text that has the name of one of `classes` replaced by this class; y itself without texts."""
     column = np.asarray(y, object)
+    column = column[:, 0] if column.shape[1:] == (1,) else column
     if column.ndim != 1 or not all(isinstance(value, str) for value in (*classes, *column)):
         return y
     by_name = {class_name(value, (value,)): value for value in classes}

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 Over = Literal["all", "second"]
 _TOGETHER = 8  # number of layers that are projected in one operation, on a CPU
 _TOGETHER_ON_GPU = 32
-_FEW = 4  # number of texts up to which weights times vectors takes less time on a CPU than vectors times weights
+# Number of texts up to which weights times vectors, both float32, takes less time on a CPU than vectors times weights,
+# if several members follow each other.
+_FEW = 4
 _KEPT = 1 << 18  # number of elements of states (or of scores) up to which several layers are pooled at once, on a CPU
 
 
@@ -168,8 +170,8 @@ class PoolingStream(Stream):
             features = pooled.transpose(0, 1) @ torch.stack(kernels).mT  # [members, layers, batch, dim]
         else:  # one product per member: joining the members' projections first takes longer
             parts = list(zip(pooled.unbind(1), kernels, strict=True))
-            records = torch.is_grad_enabled() or torch.compiler.is_compiling()
-            if not records and pooled.shape[2] <= _FEW:  # a graph must not depend on the number of texts
+            records = torch.is_grad_enabled() or torch.compiler.is_compiling()  # such a graph takes any number of texts
+            if not records and len(parts) > 1 and pooled.dtype == torch.float32 and pooled.shape[2] <= _FEW:
                 features = torch.stack([torch.bmm(kernel, part.mT) for part, kernel in parts]).mT
             else:
                 features = torch.stack([torch.bmm(part, kernel.mT) for part, kernel in parts])

@@ -202,7 +202,7 @@ def predict_file(  # noqa: PLR0913
         "readers": list(predictor.names),
         "weights": predictor.digest(),
         "processor": predictor.processor_digest(),
-        "int8": backend == "int8",
+        **({"int8": True} if backend == "int8" else {}),
         **options.model_dump(include=_OF_ANSWERS),
     }
     answering = Answering(predictor, source, skip_bad=skip_bad, by_tokens=by_tokens)

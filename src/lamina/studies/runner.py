@@ -107,8 +107,6 @@ class CellInputs:
         if errors and len(errors) == len(tasks):
             raise errors[0]
         facts: dict[str, JSON] = {"models": {"model": model_facts(model)}, "tasks": task_facts(tasks)}
-        if processor is not None:
-            facts["processor"] = hash_processor(processor)
         settings = {**facts, "seeds": list(seeds), **study_options, **cast("dict[str, JSON]", self.training)}
         return stack, {**settings, "stack": stack.name}
 
@@ -228,9 +226,12 @@ def task_facts(tasks: Mapping[str, Task]) -> dict[str, JSON]:
     }
 
 
-def cell_digests(task: Task, *parts: str, processor: Processor | None = None) -> dict[str, dict[str, str]]:
-    """Return `Cell.digests` of a cell that reads the splits `parts` of a task, with a processor unless it is None."""
-    digests = {f"in the {part} part of '{task.name}'": data_digests(task.split(part)) for part in parts}
+def cell_digests(name: str, task: Task, *parts: str, processor: Processor | None = None) -> dict[str, dict[str, str]]:
+    """Return `Cell.digests` of a cell that reads the splits `parts` of a task, with a processor unless it is None.
+
+    `name` is the task's name in messages.
+    """
+    digests = {f"in the {part} part of '{name}'": data_digests(task.split(part)) for part in parts}
     return digests if processor is None else {"": {"tokenizer or processor": hash_processor(processor)}, **digests}
 
 

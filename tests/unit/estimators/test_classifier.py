@@ -251,4 +251,5 @@ def test_labels_that_become_one_class_are_named_and_scored_as_one(
     assert len(fitted.classes_) == 2
     assert "become one class. Clean y: scorers of scikit-learn count them as different" in caplog.text
     assert fitted.score(texts, y) == fitted.score(texts, np.array(y, object)) == 1.0
+    assert fitted.score(texts, np.array(y, object)[:, None]) == fitted.score(texts, pd.DataFrame({"y": y})) == 1.0
     assert fitted.score(texts, ["other"] * len(texts)) == 0.0

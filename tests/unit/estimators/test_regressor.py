@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,13 @@ def test_errors_have_the_units_of_y(base: str, texts: list[str], estimator: Any)
     if estimator is LaminaRegressor:
         said = fitted.predict(texts)
         assert mae == pytest.approx(np.abs(said - y)[_held_out(results, texts)].mean(), rel=1e-3)
+
+
+def test_a_folder_with_a_reader_of_scaled_numbers_is_not_written(base: str, texts: list[str], tmp_path: Path):
+    made = LaminaRegressor(base, epochs=1, options={"output": str(tmp_path / "out")})
+    with pytest.raises(ConfigError, match=r"options has 'output'; .* call save"):
+        made.fit(texts, [5010.0, 5200.0] * 4)
+    assert not list(tmp_path.iterdir())
 
 
 def _held_out(results: Any, texts: list[str]) -> list[int]:

@@ -316,7 +316,7 @@ def test_what_another_run_left_is_not_gone_on_with(tmp_path: Path, monkeypatch: 
         run(tiny_bank({"mood": reader(yes_no(), seed=3), "who": reader(names())}), source, output)
     with monkeypatch.context() as patch:
         patch.setattr(bulk.Predictor, "choose_engine", lambda self: None)
-        with pytest.raises(ConfigError, match=r"to an earlier run whose int8 was False, and now it is True"):
+        with pytest.raises(ConfigError, match=r"to an earlier run whose int8 was None, and now it is True"):
             run(bank(), source, output, backend="int8")
     write(source, TEXTS[::-1])  # another file of as many bytes
     with pytest.raises(ConfigError, match=r"to an earlier run whose modified was"):

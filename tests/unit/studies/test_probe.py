@@ -352,6 +352,7 @@ def test_a_study_of_other_data_is_not_resumed(model, tokenizer, mood, tmp_path):
         (changed("train", texts=texts), tokenizer, "other texts in the train part of 'mood'"),
         (mood.subsample(rows=8, seed=0), tokenizer, "other texts in the train part of 'mood'"),
         (replace(mood, labels=("x", "y")), tokenizer, "labels .*, here "),
+        (replace(mood, positive="good"), tokenizer, "positive None, here good"),
         (mood, other, "other tokenizer or processor"),
     ]
     for task, processor, told in cases:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import pandas as pd
 import psutil
+import torch
 
 from lamina.data.disk_cache import check_room
 from lamina.data.encode import length_limit
@@ -178,7 +179,9 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
     tokenizer = check_tokenizer(own_processor(source, loaded_processor if processor is None else processor))
     length = min(max_length, length_limit(source, tokenizer, None))
     settings = CellSettings(setting, tuple(methods), tuple(seeds), scored, unique, length)
-    workers = 0 if ray is None else 1 if ray != "local" else min(os.cpu_count() or 1, len(chosen) * len(used_points))
+    workers = 0 if ray is None else 1  # of a cluster or a resumed run, the cells that are left are not known here
+    if ray == "local" and not resume:
+        workers = min(torch.cuda.device_count() or os.cpu_count() or 1, len(chosen) * len(used_points))
     _check_room(default_stack(source, None, op=_OP), settings, used_points, workers)
     options = {key: value for key, value in asdict(settings).items() if key not in ("readers", "training")}
     facts = study_settings({"model": source}, **options)
@@ -232,32 +235,33 @@ def _points(setting: Setting, points: Sequence[float] | None) -> Sequence[float 
 
 
 def _check_room(stack: LayerStack, settings: CellSettings, points: Sequence[float | None], workers: int) -> None:
-    """Raise CacheError unless the states of the largest possible set fit into the folder for temporary files.
+    """Raise CacheError unless the states of the largest possible sets fit into the folder for temporary files.
 
     Raise ConfigError unless their means over the tokens fit into the memory, for the methods that need them: the means
     of all layers, and for "all_layers" three copies of them.
 
     `points` are those of `_points`; with the setting "imbalance", each has rows of its own. `stack` is the stack that
-    is read. `workers` is the number of cells that Ray runs on this machine at once, each with the states of its own
+    is read. `workers` is the number of cells that are counted to run at once with Ray, each with the states of its own
     point; 0: without Ray, one set after the other.
     """
     trained = int(max(map(float, filter(None, points)))) if settings.setting == "scarce" else MOST_TRAINED
     rows = trained + (settings.scored or _MOST_SCORED)
-    several = len(points) if settings.setting == "imbalance" else 1  # other points draw from the same rows
-    several = workers or several
+    # points of other settings draw from the same rows
+    several = workers or (len(points) if settings.setting == "imbalance" else 1)
+    without = " without Ray," if workers > 1 else ""
     held = f"the states of {workers} cells at once" if workers > 1 else "one set's states"
     needed = several * rows * settings.max_length * stack.layers * stack.width * 2  # float16
     try:
         check_room(Path(tempfile.gettempdir()), needed)
     except CacheError as error:
-        hint = "Set TMPDIR to a folder with more room, or use a smaller max_length or fewer scored rows"
+        hint = f"Set TMPDIR to a folder with more room, or use{without} a smaller max_length or fewer scored rows"
         message = f"{_OP}: {held} may take {needed / 1e9:.1f} GB; {error.free_bytes} bytes are free. {hint}."
         raise CacheError(message, needed_bytes=needed, free_bytes=error.free_bytes) from error
     copies = 4 if "all_layers" in settings.methods else int(bool(OF_MEANS & {*settings.methods}))
     means = max(1, workers) * copies * rows * stack.layers * stack.width * 4  # float32
     if means > (free := psutil.virtual_memory().available):
         got = f"the means of {held} may take {means / 1e9:.1f} GB of memory; {free / 1e9:.1f} GB are free"
-        raise ConfigError(f"{_OP}: {got}. Leave out the methods that read them, or use fewer scored rows.")
+        raise ConfigError(f"{_OP}: {got}. Leave out{without} the methods that read them, or use fewer scored rows.")
 
 
 def benchmark_study(rows: Frame, settings: Mapping[str, JSON]) -> Study:

@@ -305,8 +305,10 @@ def _cells(
     """Return the study's cells: one per task and seed; with `baselines`, also one per task for the baselines."""
     cells: list[Cell] = []
     for name, task in tasks.items():
-        facts: dict[str, JSON] = {"kind": task.kind.name, "metric": task.metric, "labels": list(task.labels)}
-        data = partial(cell_digests, replace(task, name=name), "train", settings.split)
+        facts: dict[str, JSON] = {"kind": task.kind.name, "labels": list(task.labels), "positive": task.positive}
+        facts |= {"metrics": list(task.metrics), "image_size": task.image_size}
+        facts["label_all_tokens"] = task.label_all_tokens
+        data = partial(cell_digests, name, task, "train", settings.split)
         if baselines:
             work = partial(baseline_rows, task, settings.split)
             cells.append(Cell({"task": name, "seed": None}, work, settings=facts, digests=data()))
