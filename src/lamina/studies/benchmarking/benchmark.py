@@ -248,20 +248,21 @@ def _check_room(stack: LayerStack, settings: CellSettings, points: Sequence[floa
     rows = trained + (settings.scored or _MOST_SCORED)
     # points of other settings draw from the same rows
     several = workers or (len(points) if settings.setting == "imbalance" else 1)
-    without = " without Ray," if workers > 1 else ""
+    first = "Run without Ray, or " if workers > 1 else ""
     held = f"the states of {workers} cells at once" if workers > 1 else "one set's states"
     needed = several * rows * settings.max_length * stack.layers * stack.width * 2  # float16
     try:
         check_room(Path(tempfile.gettempdir()), needed)
     except CacheError as error:
-        hint = f"Set TMPDIR to a folder with more room, or use{without} a smaller max_length or fewer scored rows"
-        message = f"{_OP}: {held} may take {needed / 1e9:.1f} GB; {error.free_bytes} bytes are free. {hint}."
+        hint = f"{first}set TMPDIR to a folder with more room, or use a smaller max_length or fewer scored rows"
+        message = f"{_OP}: {held} may take {needed / 1e9:.1f} GB; {error.free_bytes} bytes are free. {hint[0].upper()}{hint[1:]}."
         raise CacheError(message, needed_bytes=needed, free_bytes=error.free_bytes) from error
     copies = 4 if "all_layers" in settings.methods else int(bool(OF_MEANS & {*settings.methods}))
     means = max(1, workers) * copies * rows * stack.layers * stack.width * 4  # float32
     if means > (free := psutil.virtual_memory().available):
         got = f"the means of {held} may take {means / 1e9:.1f} GB of memory; {free / 1e9:.1f} GB are free"
-        raise ConfigError(f"{_OP}: {got}. Leave out{without} the methods that read them, or use fewer scored rows.")
+        hint = f"{first}leave out the methods that read them, or use fewer scored rows"
+        raise ConfigError(f"{_OP}: {got}. {hint[0].upper()}{hint[1:]}.")
 
 
 def benchmark_study(rows: Frame, settings: Mapping[str, JSON]) -> Study:
