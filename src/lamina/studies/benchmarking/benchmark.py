@@ -255,7 +255,8 @@ def _check_room(stack: LayerStack, settings: CellSettings, points: Sequence[floa
         check_room(Path(tempfile.gettempdir()), needed)
     except CacheError as error:
         hint = f"{first}set TMPDIR to a folder with more room, or use a smaller max_length or fewer scored rows"
-        message = f"{_OP}: {held} may take {needed / 1e9:.1f} GB; {error.free_bytes} bytes are free. {hint[0].upper()}{hint[1:]}."
+        hint = hint[0].upper() + hint[1:]
+        message = f"{_OP}: {held} may take {needed / 1e9:.1f} GB; {error.free_bytes} bytes are free. {hint}."
         raise CacheError(message, needed_bytes=needed, free_bytes=error.free_bytes) from error
     copies = 4 if "all_layers" in settings.methods else int(bool(OF_MEANS & {*settings.methods}))
     means = max(1, workers) * copies * rows * stack.layers * stack.width * 4  # float32
