@@ -14,7 +14,6 @@ import pandas as pd
 
 from lamina.cells import run_cells as runner
 from lamina.cells.run_cells import Cell, Failure, Shelf, note_failures
-from lamina.data.state_cache import hash_processor
 from lamina.editing.editable import select_blocks
 from lamina.errors import ConfigError, DataError, LaminaError, error_context
 from lamina.heads import HEADS
@@ -226,13 +225,9 @@ def task_facts(tasks: Mapping[str, Task]) -> dict[str, JSON]:
     }
 
 
-def cell_digests(name: str, task: Task, *parts: str, processor: Processor | None = None) -> dict[str, dict[str, str]]:
-    """Return `Cell.digests` of a cell that reads the splits `parts` of a task, with a processor unless it is None.
-
-    `name` is the task's name in messages.
-    """
-    digests = {f"in the {part} part of '{name}'": data_digests(task.split(part)) for part in parts}
-    return digests if processor is None else {"": {"tokenizer or processor": hash_processor(processor)}, **digests}
+def cell_digests(name: str, task: Task, *parts: str) -> dict[str, dict[str, str]]:
+    """Return `Cell.digests` of a cell that reads the splits `parts` of a task. `name` is its name in messages."""
+    return {f"in the {part} part of '{name}'": data_digests(task.split(part)) for part in parts}
 
 
 def linear_reader(task: Task, *, stack: str | None = None, seed: int = 0) -> Reader:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict, cast, ge
 import numpy as np
 import pandas as pd
 
+from lamina.data.state_cache import hash_processor
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, DataError, UnsupportedModelError, check_known
 from lamina.layers import Site, at_site, default_stack, select
@@ -304,18 +305,18 @@ def _cells(
 ) -> list[Cell]:
     """Return the study's cells: one per task and seed; with `baselines`, also one per task for the baselines."""
     cells: list[Cell] = []
+    inputs = {} if processor is None else {"": {"tokenizer or processor": hash_processor(processor)}}
     for name, task in tasks.items():
         facts: dict[str, JSON] = {"kind": task.kind.name, "labels": list(task.labels), "positive": task.positive}
         facts |= {"metrics": list(task.metrics), "image_size": task.image_size}
         facts["label_all_tokens"] = task.label_all_tokens
-        data = partial(cell_digests, name, task, "train", settings.split)
+        data = cell_digests(name, task, "train", settings.split)
         if baselines:
             work = partial(baseline_rows, task, settings.split)
-            cells.append(Cell({"task": name, "seed": None}, work, settings=facts, digests=data()))
-        digests = data(processor=processor)
+            cells.append(Cell({"task": name, "seed": None}, work, settings=facts, digests=data))
         for seed in seeds:
             work = partial(probe_rows, model, processor, task, settings, seed)
-            cells.append(Cell({"task": name, "seed": seed}, work, settings=facts, digests=digests))
+            cells.append(Cell({"task": name, "seed": seed}, work, settings=facts, digests={**inputs, **data}))
     return cells
 
 
