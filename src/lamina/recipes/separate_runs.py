@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lamina.cells.run_cells import Cell, Shelf, State
+from lamina.data.state_cache import hash_processor
 from lamina.errors import StoreError
 from lamina.recipes.expand import expand_recipe
 from lamina.recipes.schema import Recipe, slug
@@ -62,13 +63,16 @@ class SeparateRuns:
         return self.folder / "separate"
 
     @cached_property
-    def _base(self) -> tuple[str, int]:
-        """A fingerprint of the weights from which all runs start, and the size in bytes of a model that a run saves.
+    def _base(self) -> tuple[dict[str, str], int]:
+        """Digests of the model and the tokenizer from which all runs start, and the bytes of a model that a run saves.
 
         At first use, the model is loaded for this.
         """
-        model, _ = load(self.recipe.model, revision=self.recipe.revision)
-        return starting_weights(model, list(model.parameters())), saved_bytes(model)
+        model, processor = load(self.recipe.model, revision=self.recipe.revision)
+        digests = {"weights of the model": starting_weights(model, list(model.parameters()))}
+        if processor is not None:
+            digests["tokenizer or processor"] = hash_processor(processor)
+        return digests, saved_bytes(model)
 
     @cached_property
     def _shelf(self) -> Shelf:
@@ -213,10 +217,10 @@ class SeparateRuns:
         task = self.tasks[spec.task][spec.repeat]
         facts = {"model": recipe.model, "revision": recipe.revision, "train_base": recipe.train_base, **spec.settings}
         facts |= {"edits": list(spec.edits), "metric": task.metric, "labels": list(task.labels)}
-        facts |= {key: getattr(task, key) for key in ("by_row", "label_all_tokens", "image_size")}
+        facts |= {key: getattr(task, key) for key in ("positive", "by_row", "label_all_tokens", "image_size")}
         facts |= FitOptions.of(spec.options).model_dump(exclude=_UNCHECKED)
         settings = {"": facts | ({} if spec.reader is None else reader_settings(spec.reader))}
-        digests = {"": {"weights of the model": self._base[0]}}
+        digests = {"": self._base[0]}
         for part, split in task.splits.items():
             where = f"in the {part} part of '{spec.task}'"
             settings[where] = {"rows": len(split)}

@@ -14,6 +14,7 @@ import pandas as pd
 
 from lamina.cells import run_cells as runner
 from lamina.cells.run_cells import Cell, Failure, Shelf, note_failures
+from lamina.data.state_cache import hash_processor
 from lamina.editing.editable import select_blocks
 from lamina.errors import ConfigError, DataError, LaminaError, error_context
 from lamina.heads import HEADS
@@ -84,12 +85,12 @@ class CellInputs:
     ) -> tuple[LayerStack, dict[str, JSON]]:
         """Check the inputs before any cell runs; return the stack of a copy of the model, and the study's settings.
 
-        The settings are all that the results of the cells depend on, JSON-ready: facts of the model and the tasks, the
-        name of the stack, the training options, the seeds, and `study_options` (options of this study alone). Without
-        tasks, `max_length` is the only training option that is checked. Raises LaminaError if an option or a seed is
-        not allowed, the model cannot be loaded, the stack does not exist or has no module per block, or the processor
-        or `max_length` suits none of the tasks. If they suit some tasks, only the cells of the others fail. `op` is the
-        operation, for messages.
+        The settings are all that the results of the cells depend on, JSON-ready: facts of the model and the tasks, a
+        hash of the processor, the name of the stack, the training options, the seeds, and `study_options` (options of
+        this study alone). Without tasks, `max_length` is the only training option that is checked. `op` is the
+        operation, for messages. Raises LaminaError if an option or a seed is not allowed, the model cannot be loaded,
+        the stack does not exist or has no module per block, or the processor or `max_length` suits none of the tasks.
+        If they suit some tasks, only the cells of the others fail.
         """
         options = self.training if tasks else {"max_length": self.training["max_length"]}
         for seed in seeds if tasks else (0,):
@@ -106,6 +107,8 @@ class CellInputs:
         if errors and len(errors) == len(tasks):
             raise errors[0]
         facts: dict[str, JSON] = {"models": {"model": model_facts(model)}, "tasks": task_facts(tasks)}
+        if processor is not None:
+            facts["processor"] = hash_processor(processor)
         settings = {**facts, "seeds": list(seeds), **study_options, **cast("dict[str, JSON]", self.training)}
         return stack, {**settings, "stack": stack.name}
 
@@ -214,15 +217,22 @@ def _length_limit(task: Task, model: PreTrainedModel, processor: Processor | Non
 
 
 def task_facts(tasks: Mapping[str, Task]) -> dict[str, JSON]:
-    """Return task name -> kind, metric, and for each split its number of rows and digests of its data; JSON-ready."""
+    """Return task name -> `task_options`, metric, and for each split its number of rows and digests; JSON-ready."""
     return {
         name: {
-            "kind": task.kind.name,
+            **task_options(task),
             "metric": task.metric,
             **{split: {"rows": len(rows), **data_digests(rows)} for split, rows in task.splits.items()},
         }
         for name, task in tasks.items()
     }
+
+
+def task_options(task: Task) -> dict[str, JSON]:
+    """Return what scores depend on in a task besides its rows, such as its labels and positive class; JSON-ready."""
+    facts: dict[str, JSON] = {"kind": task.kind.name, "labels": list(task.labels), "positive": task.positive}
+    facts |= {"metrics": list(task.metrics), "image_size": task.image_size}
+    return {**facts, "label_all_tokens": task.label_all_tokens}
 
 
 def cell_digests(name: str, task: Task, *parts: str) -> dict[str, dict[str, str]]:

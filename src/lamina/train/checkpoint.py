@@ -72,7 +72,7 @@ def identity(
     digests: Facts = {"": {"weights of the model": weights, "shapes of the weights": derive_seed(shapes)}}
     for name, task in plan.tasks.items():
         facts = {"metric": task.metric, "epochs": plan.epochs[name], "learning_rate": rates[name]}
-        facts |= {"by_row": task.by_row, "label_all_tokens": task.label_all_tokens}
+        facts |= {"by_row": task.by_row, "label_all_tokens": task.label_all_tokens, "positive": task.positive}
         settings[f"in '{name}'"] = {**runner.settings(name), **facts}
     known: dict[int, dict[str, str]] = {}  # id of a split -> its digests, since tasks may share splits
     for group in (*plan.groups, *validation):

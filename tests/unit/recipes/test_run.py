@@ -16,6 +16,7 @@ from tests.support.files import jsonl
 from tests.support.film_recipes import ADA, FILES, LAST, METHODS, methods, recipe
 from tests.support.portions import one_in
 from tests.support.stored import save_base
+from transformers import AutoTokenizer
 
 from lamina.errors import ConfigError, StoreError
 from lamina.prediction import evaluate
@@ -256,7 +257,14 @@ CHANGES: dict[str, tuple[Any, str]] = {
         "other texts in the train part of 'film'",
     ),
     "base": (lambda place: save_base(place / "base", seed=7), "other weights of the model"),
+    "tokenizer": (lambda place: add_word(place / "base"), "other tokenizer or processor"),
 }
+
+
+def add_word(base: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.add_tokens(["blockbuster"])
+    tokenizer.save_pretrained(base)
 
 
 def replace_text(path: Path, old: str, new: str) -> None:
@@ -448,6 +456,16 @@ def test_a_run_that_learnt_from_other_tokens_of_words_is_refused(folder: Path, t
     run_recipe(first, data=tmp_path, output=tmp_path / "out", epochs=1)
     with pytest.raises(ConfigError, match=r"belongs to a run with label_all_tokens False, here True"):
         run_recipe(other, data=tmp_path, output=tmp_path / "out", epochs=1, resume=True)
+
+
+def test_a_run_that_scored_another_positive_class_is_refused(folder: Path, tmp_path: Path):
+    task = {"files": FILES, "metric": "accuracy"}
+    first, other = (
+        methods(folder, {"plain": {}}, tasks={"film": {**task, "positive": label}}) for label in ("yes", "no")
+    )
+    run_recipe(first, data=folder, output=tmp_path, epochs=1)
+    with pytest.raises(ConfigError, match=r"belongs to a run with positive yes, here no"):
+        run_recipe(other, data=folder, output=tmp_path, epochs=1, resume=True)
 
 
 def test_a_freeze_that_depends_on_an_edit_that_is_left_out(folder: Path, tmp_path: Path):

@@ -328,6 +328,10 @@ def test_a_killed_run_goes_on_without_a_cell_twice(model, folder: Path, tmp_path
     assert set(study.summary()["set"]) == {"1_mood", "2_again"}
     with pytest.raises(ConfigError, match="scored"):
         run(model, folder, output=tmp_path, **quick, resume=True, scored=30)
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["blockbuster"])
+    with pytest.raises(ConfigError, match=r"belongs to a study with tokenizer \w+, here \w+"):
+        run(model, folder, output=tmp_path, **quick, resume=True, processor=tokenizer)
 
 
 @pytest.mark.parametrize("changed", ["cleaned_data/1_mood", "OOD data/1_mood_OOD"])

@@ -135,6 +135,12 @@ def test_cells_of_a_model_by_name_resume(tmp_path):
     other = Task.from_dataset("sequence_classification", {"train": ROWS[::-1], "validation": ROWS})
     with pytest.raises(ConfigError, match="belongs to a study with tasks"):
         removal(str(tmp_path / "base"), {"mood": other}, resume=True, **options)
+    with pytest.raises(ConfigError, match=r"belongs to a study with tasks.*positive.*here"):
+        removal(str(tmp_path / "base"), {"mood": replace(task(), positive=task().labels[0])}, resume=True, **options)
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["blockbuster"])
+    with pytest.raises(ConfigError, match=r"belongs to a study with processor \w+, here \w+"):
+        removal(str(tmp_path / "base"), {"mood": task()}, processor=tokenizer, resume=True, **options)
 
 
 @pytest.mark.long

@@ -19,6 +19,7 @@ import torch
 
 from lamina.data.disk_cache import check_room
 from lamina.data.encode import length_limit
+from lamina.data.state_cache import hash_processor
 from lamina.errors import CacheError, ConfigError, check_known, require_packages
 from lamina.layers import default_stack
 from lamina.layers.types import check_tokenizer
@@ -184,7 +185,7 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
         workers = min(torch.cuda.device_count() or os.cpu_count() or 1, len(chosen) * len(used_points))
     _check_room(default_stack(source, None, op=_OP), settings, used_points, workers)
     options = {key: value for key, value in asdict(settings).items() if key not in ("readers", "training")}
-    facts = study_settings({"model": source}, **options)
+    facts = {**study_settings({"model": source}, **options), "tokenizer": hash_processor(tokenizer)}
     place = None if output is None else Path(output)
     with SetStates(partial(set_texts, folder, used_points, settings)) as states:
         kept = states if len(used_points) > 1 and ray is None else None

@@ -30,6 +30,7 @@ from lamina.studies.runner import (
     labelled_task,
     own_processor,
     run_cells,
+    task_options,
 )
 from lamina.studies.statistics import Difference, corrected, mean_and_interval, paired_bootstrap, row_counts, row_metric
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
@@ -307,9 +308,7 @@ def _cells(
     cells: list[Cell] = []
     inputs = {} if processor is None else {"": {"tokenizer or processor": hash_processor(processor)}}
     for name, task in tasks.items():
-        facts: dict[str, JSON] = {"kind": task.kind.name, "labels": list(task.labels), "positive": task.positive}
-        facts |= {"metrics": list(task.metrics), "image_size": task.image_size}
-        facts["label_all_tokens"] = task.label_all_tokens
+        facts = task_options(task)
         data = cell_digests(name, task, "train", settings.split)
         if baselines:
             work = partial(baseline_rows, task, settings.split)
