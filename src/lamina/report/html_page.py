@@ -19,7 +19,7 @@ from lamina.report.run_report import labelled
 from lamina.report.sections import run_section
 from lamina.report.study_section import study_section
 from lamina.store.files import read_json, settle, staged
-from lamina.utils import is_dir, is_file, pluralize, write_text
+from lamina.utils import atomic_write, is_dir, is_file, pluralize, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -99,8 +99,13 @@ def write_page(
     if not charts:
         raise DataError(f"report: {', '.join(map(str, folders))}: there is nothing that can be drawn.")
     html = _rendered(_default_title(sections) if title is None else title, sections, charts)
-    written = _write_files(path, sections, charts) if as_files else []
-    write_text(path, html)
+    written: list[Path] = []
+    with atomic_write(path, OSError) as draft:  # replaces the older page after the files beside it were written
+        draft.write_text(html, encoding="utf-8")
+        if is_dir(path):
+            raise StoreError(f"report: {path} is a folder. Give the path of a file.")
+        if as_files:
+            written = _write_files(path, sections, charts)
     return Page(path, written, [section.label for section in sections], len(charts))
 
 

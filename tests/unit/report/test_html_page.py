@@ -11,6 +11,7 @@ from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -233,6 +234,21 @@ def test_what_a_page_cannot_write(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot be written"):
         write_page([saved(probe(tasks=1), tmp_path / "run")], tmp_path / "file" / "page.html")
+
+
+def test_a_page_that_cannot_be_written_leaves_the_files_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run, page = saved(probe(tasks=1), tmp_path / "run"), tmp_path / "page.html"
+    page.mkdir()
+    with pytest.raises(StoreError, match=r"page\.html is a folder. Give the path of a file."):
+        write_page(run, page, as_files=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "page.html"}
+    page.rmdir()
+    page.write_text("an older page")
+    monkeypatch.setattr("lamina.report.html_page._write_charts", Mock(side_effect=StoreError("the disk is full")))
+    with pytest.raises(StoreError, match="the disk is full"):
+        write_page(run, page, as_files=True)
+    assert page.read_text() == "an older page"
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "page.html"}
 
 
 def test_the_title_says_what_was_studied(tmp_path: Path):
