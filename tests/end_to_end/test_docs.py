@@ -225,7 +225,7 @@ PAGES: dict[str, tuple[Callable[[], Names], Callable[[Names, str], None]]] = {
     "docs/guides/three-columns.md": (dict, of_three_columns),
     "docs/guides/vllm.md": (dict, printed_alone),
     "docs/guides/which-reader.md": (dict, printed_alone),
-    "docs/generation.md": (lambda: {"tokenizer": tiny_tokenizer()}, of_generation),
+    "docs/generation.md": (dict, of_generation),
     "docs/index.md": (files, printed_alone),
     "docs/results/cola-sweep.md": (sweep, of_the_sweep),
     "docs/studies.md": (dict, of_studies),

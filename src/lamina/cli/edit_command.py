@@ -410,7 +410,7 @@ def _show(facts: EditFacts) -> None:
 
     before, after = facts["before"], facts["after"]
     rows: list[tuple[object, ...]] = [
-        (f"layers ({name})" if len(before["layers"]) > 1 else "layers", count, after["layers"][name])
+        (f"blocks ({name})" if len(before["layers"]) > 1 else "blocks", count - 1, after["layers"][name] - 1)
         for name, count in before["layers"].items()
     ]
     rows += [(name, before[name], after[name]) for name in ("parameters", "trainable")]

@@ -15,7 +15,9 @@ from lamina.utils import pluralize
 
 _FILE = "File of texts: .txt with one text per line, .tsv, .csv, .jsonl or .parquet."
 _OUTPUT = "Folder to write to; it is created if it does not exist."
-_LAYERS = 'Layers to write, such as "all", "top:4", "2-6" or "0,3,6". Default: all.'
+_LAYERS = 'Layers to write, such as "all", "top:4", "2-6" or "0,3,6".'
+_TEXT = 'Column of texts, images or audio. Default: the only one, or one with a usual name ("sentence", "text").'
+_PAIR = "Column of the second text of a pair. Default: none."
 _POOLING = "Write one state per row: of the first or last token, or the mean. Default: write the states of all tokens."
 _DTYPE = "Number type of the states. float16 takes half the space of float32; its largest number is 65,504."
 _STACK = "Stack of the model. Default: its only one, or the encoder."
@@ -45,8 +47,8 @@ def extract(  # noqa: PLR0913
     pooling: Annotated[Pooling | None, Option(help=_POOLING)] = None,
     dtype: Annotated[Dtype, Option(help=_DTYPE)] = Dtype.FLOAT16,
     stack: Annotated[str | None, Option(help=_STACK)] = None,
-    text: options.TextOption = None,
-    pair: options.PairOption = None,
+    text: Annotated[str | None, Option("--text", "--inputs", help=_TEXT)] = None,
+    pair: Annotated[str | None, Option(help=_PAIR)] = None,
     max_length: Annotated[int | None, Option(min=1, help=_MAX_LENGTH)] = None,
     batch_size: options.BatchSizeOption = 32,
     device: options.DeviceOption = "auto",

@@ -23,7 +23,7 @@ _NAMES = STUDIES.names()
 _NAME = f"Name of the study: {', '.join(_NAMES[:-1])} or {_NAMES[-1]}."
 _OUTPUT = "Folder to save to. Default: out/<recipe>/<study>."
 _RESUME = "Skip cells that are already complete in the output folder."
-_DRY_RUN = "Run nothing; read the recipe and its data and print what would run."
+_DRY_RUN = "Run nothing; read the recipe, its data and the model's config, and print what would run."
 
 
 class Plan(TypedDict):
@@ -132,17 +132,21 @@ def _plan(name: str, recipe: StudyRecipe, options: Mapping[str, object], data: P
     """Return what a study would run, without running it.
 
     `options` are those that the recipe sets; defaults are added. `data` is the folder of the recipe's data files (None:
-    the current folder), and `folder` the output folder. Raises LaminaError if the tasks or texts cannot be read.
+    the current folder), and `folder` the output folder. Raises LaminaError if the tasks or texts cannot be read, or the
+    model does not exist.
     """
+    from lamina.store.models import load_config
     from lamina.studies.run_study import CONTROLS, load_tasks, load_texts, parameters_of, source_of
 
+    model = source_of(recipe.model, data)
+    load_config(model)
     tasks = load_tasks(recipe, data)
     parameters = parameters_of(name).items()
     defaults = {key: parameter.default for key, parameter in parameters if parameter.default is not parameter.empty}
     known = {key: value for key, value in defaults.items() if value is not None and key not in CONTROLS}
     return Plan(
         study=name,
-        model=source_of(recipe.model, data),
+        model=model,
         tasks={key: {split: len(rows) for split, rows in task.splits.items()} for key, task in tasks.items()},
         texts=len(load_texts(recipe, tasks, data)),
         options={**known, **options},

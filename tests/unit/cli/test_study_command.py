@@ -72,6 +72,14 @@ def test_a_dry_run_says_what_would_run(lamina: Lamina, recipe: Path):
     assert not (recipe.parent / "out").exists()
 
 
+def test_a_dry_run_of_a_model_that_does_not_exist(lamina: Lamina, recipe: Path, tmp_path: Path):
+    other = tmp_path / "other.yaml"
+    other.write_text(f"model: {tmp_path / 'nothing'}\ntexts: [a film]\nstudies: {{similarity: {{}}}}\n")
+    ran = lamina("study", "similarity", other, "--dry-run")
+    assert (ran.code, ran.out) == (2, "")
+    assert "nothing" in ran.err
+
+
 def test_a_cell_that_fails_is_told_and_the_command_ends_with_1(lamina: Lamina, recipe: Path):
     arguments = ("study", "removal", recipe, "--data", recipe.parent, "-o", recipe.parent / "out", "--no-progress")
     ran = lamina(*arguments)  # two rows of "tiny" are too few for CKA
