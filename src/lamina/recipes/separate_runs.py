@@ -17,7 +17,7 @@ from lamina.store import load, save
 from lamina.store.bank_folder import saved_bytes
 from lamina.store.files import check_room
 from lamina.store.save_model import discard, move
-from lamina.train.checkpoint import Checkpoints, data_digests, reader_settings, starting_weights
+from lamina.train.checkpoint import Checkpoints, data_digests, reader_settings, starting_weights, task_settings
 from lamina.train.engine import join_processes
 from lamina.train.options import FitOptions
 from lamina.train.results import sort_key
@@ -216,8 +216,7 @@ class SeparateRuns:
         recipe, spec = self.recipe, self.specs[name]
         task = self.tasks[spec.task][spec.repeat]
         facts = {"model": recipe.model, "revision": recipe.revision, "train_base": recipe.train_base, **spec.settings}
-        facts |= {"edits": list(spec.edits), "metric": task.metric, "labels": list(task.labels)}
-        facts |= {key: getattr(task, key) for key in ("positive", "by_row", "label_all_tokens", "image_size")}
+        facts |= {"edits": list(spec.edits), **task_settings(task)}
         facts |= FitOptions.of(spec.options).model_dump(exclude=_UNCHECKED)
         settings = {"": facts | ({} if spec.reader is None else reader_settings(spec.reader))}
         digests = {"": self._base[0]}

@@ -26,7 +26,7 @@ from lamina.store.models import load_processor, saved_class
 from lamina.studies.study import Study, library_versions, model_facts
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.task import Task
-from lamina.train.checkpoint import data_digests
+from lamina.train.checkpoint import data_digests, task_settings
 from lamina.train.groups import tasks_by_name
 from lamina.train.options import FitOptions
 from lamina.utils import JSON, JSONObject, Row
@@ -217,22 +217,14 @@ def _length_limit(task: Task, model: PreTrainedModel, processor: Processor | Non
 
 
 def task_facts(tasks: Mapping[str, Task]) -> dict[str, JSON]:
-    """Return task name -> `task_options`, metric, and for each split its number of rows and digests; JSON-ready."""
+    """Return task name -> `task_settings`, and for each split its number of rows and digests; JSON-ready."""
     return {
         name: {
-            **task_options(task),
-            "metric": task.metric,
+            **task_settings(task),
             **{split: {"rows": len(rows), **data_digests(rows)} for split, rows in task.splits.items()},
         }
         for name, task in tasks.items()
     }
-
-
-def task_options(task: Task) -> dict[str, JSON]:
-    """Return what scores depend on in a task besides its rows, such as its labels and positive class; JSON-ready."""
-    facts: dict[str, JSON] = {"kind": task.kind.name, "labels": list(task.labels), "positive": task.positive}
-    facts |= {"metrics": list(task.metrics), "image_size": task.image_size}
-    return {**facts, "label_all_tokens": task.label_all_tokens}
 
 
 def cell_digests(name: str, task: Task, *parts: str) -> dict[str, dict[str, str]]:

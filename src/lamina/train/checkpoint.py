@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from lamina.bank import Reader
     from lamina.tasks.split import Split
+    from lamina.tasks.task import Task
     from lamina.train.base import Runner
     from lamina.train.learner import Learner
     from lamina.train.options import FitOptions
@@ -71,9 +72,8 @@ def identity(
     weights = runner.starting_weights([parameter for learner in learners for parameter in learner.parameters])
     digests: Facts = {"": {"weights of the model": weights, "shapes of the weights": derive_seed(shapes)}}
     for name, task in plan.tasks.items():
-        facts = {"metric": task.metric, "epochs": plan.epochs[name], "learning_rate": rates[name]}
-        facts |= {"by_row": task.by_row, "label_all_tokens": task.label_all_tokens, "positive": task.positive}
-        settings[f"in '{name}'"] = {**runner.settings(name), **facts}
+        facts = {"epochs": plan.epochs[name], "learning_rate": rates[name]}
+        settings[f"in '{name}'"] = {**runner.settings(name), **task_settings(task), **facts}
     known: dict[int, dict[str, str]] = {}  # id of a split -> its digests, since tasks may share splits
     for group in (*plan.groups, *validation):
         for name, task in group.tasks.items():
@@ -91,6 +91,12 @@ def reader_settings(reader: Reader) -> dict[str, JSON]:
     parts = {"fusion": FUSIONS.to_dict(reader.fusion), "head": HEADS.to_dict(reader.head)}
     flat = {f"{part}.{key}": value for part, fields in parts.items() for key, value in fields.items()}
     return {**flat, "stack": reader.stack, "seed": reader.seed}
+
+
+def task_settings(task: Task) -> dict[str, JSON]:
+    """Return what results depend on in a task besides its rows, such as its labels and positive class; JSON-ready."""
+    names = ("problem_type", "positive", "metric", "by_row", "label_all_tokens", "image_size")
+    return {"kind": task.kind.name, "labels": list(task.labels), **{name: getattr(task, name) for name in names}}
 
 
 def data_digests(split: Split) -> dict[str, str]:

@@ -107,10 +107,8 @@ class ModelRunner(Runner):
         return "the model"
 
     def settings(self, name: str) -> dict[str, JSON]:  # noqa: ARG002
-        """Return the kind, problem type, labels and image size of the task, JSON-ready."""
-        task = self.task
-        facts: dict[str, JSON] = {"kind": task.kind.name, "problem_type": task.problem_type}
-        return {**facts, "labels": list(task.labels), "image_size": getattr(task, "image_size", None)}
+        """Return {}: besides its task, a whole model has no settings."""
+        return {}
 
     def starting_weights(self, trained: Sequence[Tensor]) -> str:
         """Return a fingerprint of the model's weights. Weights that start at random, such as a new head, are left out.

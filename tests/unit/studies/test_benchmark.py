@@ -52,7 +52,7 @@ def _few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(model, folder: Path, **options) -> Study:
-    return benchmark(model, data=folder, processor=tiny_tokenizer(), **{**FAST, **options})
+    return benchmark(model, data=folder, **{"processor": tiny_tokenizer(), **FAST, **options})
 
 
 def test_data_is_found_below_a_folder_or_named_as_missing(folder: Path, tmp_path: Path):

@@ -30,10 +30,10 @@ from lamina.studies.runner import (
     labelled_task,
     own_processor,
     run_cells,
-    task_options,
 )
 from lamina.studies.statistics import Difference, corrected, mean_and_interval, paired_bootstrap, row_counts, row_metric
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
+from lamina.train.checkpoint import task_settings
 from lamina.train.groups import tasks_by_name, warn_of_texts
 from lamina.train.options import FitOptions
 from lamina.train.results import INTERVAL_SEEDS
@@ -308,7 +308,7 @@ def _cells(
     cells: list[Cell] = []
     inputs = {} if processor is None else {"": {"tokenizer or processor": hash_processor(processor)}}
     for name, task in tasks.items():
-        facts = task_options(task)
+        facts: dict[str, JSON] = {**task_settings(task), "metrics": list(task.metrics)}
         data = cell_digests(name, task, "train", settings.split)
         if baselines:
             work = partial(baseline_rows, task, settings.split)
