@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from queue import Full, Queue
@@ -498,6 +498,9 @@ def _encode_prompts(bank: ReaderCollection, inputs: Prompts) -> dict[str, object
         return _check_tokens(inputs)
     if isinstance(inputs, Tensor):
         return _check_tokens({"inputs": inputs})
+    if not isinstance(inputs, Iterable):
+        problem = f"the prompts are of type {type(inputs).__name__}; a text, texts, token ids or a mapping is needed"
+        raise ConfigError(f"bank.stream: {problem}.")
     if (tokenizer := _tokenizer_of(bank)) is None:
         problem = "a text was given, and the bank has no processor with a tokenizer to read it"
         raise ConfigError(f"bank.stream: {problem}. Use ReaderBank(model, processor=...).")
@@ -528,9 +531,24 @@ _EMPTY = "has no token; each prompt needs at least one."
 
 
 def _check_tokens(prompts: Mapping[str, object]) -> dict[str, object]:
-    """Return `prompts` as a dictionary; raise ConfigError if its token ids are empty and no embeddings replace them."""
-    ids = prompts.get("input_ids", prompts.get("inputs"))
-    if isinstance(ids, Tensor) and not ids.numel() and "inputs_embeds" not in prompts:
+    """Return `prompts` as a dictionary.
+
+    Raises ConfigError if its token ids are not a tensor `[batch, tokens]`, or are empty and no embeddings replace them.
+    Under the name "inputs", a tensor of floats is taken for sound or images.
+    """
+    name = "input_ids" if prompts.get("input_ids") is not None else "inputs"
+    if (ids := prompts.get(name)) is None:
+        return dict(prompts)
+    need = "token ids must be a tensor of integers [batch, tokens]"
+    if not isinstance(ids, Tensor):
+        hint = 'Call the tokenizer with return_tensors="pt"'
+        raise ConfigError(f"bank.stream: {name} is of type {type(ids).__name__}; {need}. {hint}.")
+    if ids.is_floating_point() and name == "inputs":
+        return dict(prompts)
+    if ids.ndim != 2 or ids.is_floating_point():
+        hint = " Give ids[None] for one prompt." if ids.ndim == 1 else ""
+        raise ConfigError(f"bank.stream: {name} has shape {list(ids.shape)} and type {ids.dtype}; {need}.{hint}")
+    if not ids.numel() and "inputs_embeds" not in prompts:
         raise ConfigError(f"bank.stream: the prompt {_EMPTY}")
     return dict(prompts)
 

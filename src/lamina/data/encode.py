@@ -20,9 +20,10 @@ from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 
 from lamina.data.arrow import CHUNK, Column, Ragged, chunks, dataset_of, join_tables
+from lamina.data.continuations import continued_windows, frame_of
 from lamina.errors import ConfigError
 from lamina.layers.stack import UNLIMITED, position_limit
-from lamina.layers.types import encodable, padding_of, tokenizer_of
+from lamina.layers.types import encodable, padding_of, start_token, tokenizer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int
     from transformers import PreTrainedModel
 
+    from lamina.data.continuations import Frame
     from lamina.layers.types import Processor, Tokenizer
 
     Text = str | tuple[str, str]
@@ -42,6 +44,7 @@ _CACHED = {"input_ids", "attention_mask", "token_type_ids"}
 _BYTES, _INTS = pa.list_(pa.int8()), pa.list_(pa.int32())
 TOKEN_KEYS = {"input_ids": _INTS, "attention_mask": _BYTES, "token_type_ids": _BYTES}
 _PLACES = {"text": pa.int64(), "window": pa.int32(), "start": pa.int32(), "stop": pa.int32(), "number": pa.int32()}
+TokenizerOptions: TypeAlias = "dict[str, int | str]"  # keyword arguments of a tokenizer
 # Windows as columns of a `window_table`: column -> a number, or a list of numbers, of each window.
 WindowColumns: TypeAlias = "dict[str, list[Any]]"
 
@@ -248,14 +251,16 @@ def encode(
         windows: Whether to cut a longer text into several windows. False: the tokenizer truncates it on its own side (a
             pair: the longer text), and it counts as truncated. With windows, the second text of a pair is cut, and
             every window begins with the first text. A first text longer than half a window (without special tokens) is
-            cut to that half, and the pair counts as truncated. Offsets and token ranges are those of the second text. A
-            start token between the two is left out, so that a reply follows its prompt as when the model writes it.
+            cut to that half, and the pair counts as truncated. Offsets and token ranges are those of the second text.
+            If the tokenizer puts no separator between the two, the second text continues the first, as when a model
+            writes a reply: a start token, a mark ("▁") or a space before the second text is left out.
         stride: With `windows`, number of tokens that neighbouring windows share. None: a quarter of `max_length`, or
             the text's part of a window minus one if that is less.
         offsets: Whether to store the character range of each token; slow tokenizers give none. Only token tasks need
             them; they take much memory.
         add_prefix_space: Whether to put a space before each text, if the tokenizer is byte-level BPE (as RoBERTa's) and
-            puts none itself. Offsets refer to the text without the space.
+            puts none itself. Offsets refer to the text without the space. A second text that continues the first gets
+            none.
 
     Returns:
         The windows, in memory or in a temporary file if they are large. The tokenizer's settings are as before.
@@ -267,11 +272,11 @@ def encode(
         DataError: If windows of more than 64 MiB cannot be written to a temporary file.
     """
     tokenizer = tokenizer_of(processor)
-    pairs = bool(texts) and not isinstance(texts[0], str)
-    room = max_length - tokenizer.num_special_tokens_to_add(pair=pairs)
+    has_pairs = bool(texts) and not isinstance(texts[0], str)
+    room = max_length - tokenizer.num_special_tokens_to_add(pair=has_pairs)
     if room < 1:
         raise ConfigError(f"encode: max_length is {max_length}; the special tokens alone are {max_length - room}.")
-    options: dict[str, int | str] = {
+    options: TokenizerOptions = {
         "truncation": True,
         "max_length": max_length,
         "return_special_tokens_mask": True,
@@ -281,28 +286,23 @@ def encode(
         if not tokenizer.is_fast:
             problem = "is a slow tokenizer; token tasks need character offsets, which only fast ones give"
             raise ConfigError(f"encode: {type(tokenizer).__name__} {problem}. Use a model that has a fast one.")
-        options |= _window_options(room, stride, max_length, pairs=pairs)
+        options |= _window_options(room, stride, max_length, pairs=has_pairs)
     truncated: list[int] = []
-    is_second = windows and pairs  # whether the second text of a pair is cut into windows
     space = add_prefix_space and _needs_prefix_space(tokenizer)
+    frame = frame_of(tokenizer) if windows and has_pairs else None  # None: second texts do not continue the first ones
 
     def by_chunk() -> Iterator[WindowColumns]:
         for start in range(0, max(1, len(texts)), CHUNK):
             part = texts[start : start + CHUNK]
-            spaced = list(map(_spaced, part)) if space else part
-            spaced, count = _cut_first_texts(tokenizer, spaced, room // 2) if is_second else (spaced, 0)
-            output = _call(tokenizer, spaced, options)
-            is_full = max(map(len, output["input_ids"]), default=0) >= max_length  # a text fills a window
-            if is_full and windows:
-                check_tokenizers()
-            elif is_full:  # texts that fill a window are tokenised again, to see whether tokens are missing
-                full = [text for text, row in zip(spaced, output["input_ids"], strict=True) if len(row) >= max_length]
-                count = sum(len(row) > max_length for row in _call(tokenizer, full, {})["input_ids"])
+            if frame:
+                columns, count = _read_replies(tokenizer, part, frame, options, space=space, room=room)
+            else:
+                half = room // 2 if windows and has_pairs else None
+                columns, count = _read_texts(tokenizer, part, options, space=space, half=half)
+            if columns:
+                columns["text"] = [start + text for text in columns["text"]]
             truncated.append(count)
-            if offsets and space:
-                _shift_offsets(output, part, spaced, side=int(is_second))
-            shared = int(options.get("stride", 0))
-            yield _windows(tokenizer, output, start=start, shared=shared, is_second=is_second)
+            yield columns
 
     with _unchanged(tokenizer, windows=windows):
         chunked = by_chunk()
@@ -310,6 +310,46 @@ def encode(
         if 0 < len(first.get("text", ())) <= _FEW and len(texts) <= CHUNK:  # one chunk holds all texts
             return Encoded(first, sum(truncated))
         return Encoded(join_tables(map(window_table, itertools.chain([first], chunked))), sum(truncated))
+
+
+def _read_replies(
+    tokenizer: Tokenizer, pairs: Sequence[Text], frame: Frame, options: TokenizerOptions, *, space: bool, room: int
+) -> tuple[WindowColumns, int]:
+    """Return pairs whose second texts continue the first ones as windows, and the number of first texts that were cut.
+
+    `space` says whether the first texts get a space in front, `room` how many tokens of both texts a window holds.
+    """
+    both = [(str(first), str(second)) for first, second in pairs]
+    spaced = [(str(_spaced(first)), second) for first, second in both] if space else both
+    cut, count = _cut_first_texts(tokenizer, spaced, room // 2)
+    columns = continued_windows(tokenizer, cut, frame, room=room, shared=int(options["stride"]))
+    if not options["return_offsets_mapping"]:
+        columns["offsets"] = [[]] * len(columns["text"])
+    return columns, count
+
+
+def _read_texts(
+    tokenizer: Tokenizer, texts: Sequence[Text], options: TokenizerOptions, *, space: bool, half: int | None
+) -> tuple[WindowColumns, int]:
+    """Return texts or pairs as windows, and the number of those that lost tokens.
+
+    `space` says whether each text gets a space in front. `half` is the maximum number of tokens of a first text, if the
+    second texts of pairs are cut into windows; otherwise None.
+    """
+    spaced = list(map(_spaced, texts)) if space else texts
+    spaced, count = (spaced, 0) if half is None else _cut_first_texts(tokenizer, spaced, half)
+    output = _call(tokenizer, spaced, options)
+    size = int(options["max_length"])
+    is_full = max(map(len, output["input_ids"]), default=0) >= size  # a text fills a window
+    if is_full and "stride" in options:
+        check_tokenizers()
+    elif is_full:  # texts that fill a window are tokenised again, to see whether tokens are missing
+        full = [text for text, row in zip(spaced, output["input_ids"], strict=True) if len(row) >= size]
+        count = sum(len(row) > size for row in _call(tokenizer, full, {})["input_ids"])
+    is_second = half is not None
+    if options["return_offsets_mapping"] and space:
+        _shift_offsets(output, texts, spaced, side=int(is_second))
+    return _windows(tokenizer, output, shared=int(options.get("stride", 0)), is_second=is_second), count
 
 
 @cache
@@ -323,7 +363,7 @@ def check_tokenizers() -> None:
         raise ConfigError(f"encode: {problem}. Run: pip install 'tokenizers!=0.23.1,!=0.23.2'")
 
 
-def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bool) -> dict[str, int | str]:
+def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bool) -> TokenizerOptions:
     """Return the further options, besides the length, with which a tokenizer cuts texts into overlapping windows.
 
     `room` is the number of tokens of a window besides special tokens; the second text of a pair gets at least half.
@@ -338,15 +378,15 @@ def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bo
     return {"stride": shared, "return_overflowing_tokens": True, **side}
 
 
-def _cut_first_texts(tokenizer: Tokenizer, pairs: Sequence[Text], max_tokens: int) -> tuple[list[Text], int]:
+def _cut_first_texts(tokenizer: Tokenizer, pairs: Sequence[Text], max_tokens: int) -> tuple[list[tuple[str, str]], int]:
     """Return pairs with first texts cut to at most `max_tokens` tokens, and the number of first texts that were cut."""
     options = {"truncation": False, "return_offsets_mapping": True, "add_special_tokens": False}
     spans = _call(tokenizer, [str(first) for first, _ in pairs], options).get("offset_mapping", ())
     long = [row for row, tokens in enumerate(spans) if len(tokens) > max_tokens]
-    shortened = list(pairs)
+    shortened = [(str(first), str(second)) for first, second in pairs]
     for row in long:
-        first, second = pairs[row]
-        shortened[row] = (str(first)[: spans[row][max_tokens - 1][1]] if max_tokens else "", str(second))
+        first, second = shortened[row]
+        shortened[row] = (first[: spans[row][max_tokens - 1][1]] if max_tokens else "", second)
     return shortened, len(long)
 
 
@@ -460,14 +500,12 @@ def _call(tokenizer: Tokenizer, texts: Sequence[Text], options: Mapping[str, obj
     return tokenizer(*columns, return_attention_mask=True, verbose=False, **options)
 
 
-def _windows(
-    tokenizer: Tokenizer, output: TokenizerOutput, *, start: int, shared: int, is_second: bool
-) -> WindowColumns:
+def _windows(tokenizer: Tokenizer, output: TokenizerOutput, *, shared: int, is_second: bool) -> WindowColumns:
     """Return the windows in one `output` of a tokenizer as columns of a `window_table`.
 
-    `start` is the index, among all texts, of the first text in `output`; `shared` is the number of tokens that
-    neighbouring windows share. A text without tokens gets a start token, as in `encode`. With `is_second`, offsets and
-    token ranges belong to the second texts of pairs, and start tokens before these texts are left out.
+    "text" counts the texts in `output` from 0. `shared` is the number of tokens that neighbouring windows share. A text
+    without tokens gets a start token, as in `encode`. With `is_second`, offsets and token ranges belong to the second
+    texts of pairs.
     """
     columns: WindowColumns = defaultdict(list)
     keys = [key for key in TOKEN_KEYS if key in output]
@@ -480,12 +518,8 @@ def _windows(
         first = others.index(0) if 0 in others else 0
         own = range(first, others.index(1, first))  # positions of the tokens of the text
         if not tokens["input_ids"]:
-            tokens = {key: [int(key == "attention_mask")] for key in keys} | {"input_ids": [_start_token(tokenizer)]}
+            tokens = {key: [int(key == "attention_mask")] for key in keys} | {"input_ids": [start_token(tokenizer)]}
             spans = [(0, 0)] * ("offset_mapping" in output)
-        if is_second and (between := _starts_between(tokenizer, output, i)):
-            tokens = {key: row[: between.start] + row[between.stop :] for key, row in tokens.items()}
-            spans = spans[: between.start] + spans[between.stop :]
-            own = range(own.start - len(between), own.stop - len(between))
         window = number = 0
         if i and texts[i - 1] == text:  # the next window of the same text
             window = columns["window"][-1] + 1
@@ -493,36 +527,7 @@ def _windows(
         edges = list[int]()
         for at, span in enumerate(spans):
             edges += span if at in own else (0, 0)
-        place = {"text": start + text, "window": window, "start": own.start, "stop": own.stop, "number": number}
+        place = {"text": text, "window": window, "start": own.start, "stop": own.stop, "number": number}
         for name, cell in {**tokens, "offsets": edges, **place}.items():
             columns[name].append(cell)
     return columns
-
-
-def _start_token(tokenizer: Tokenizer) -> int:
-    """Return the id of a tokenizer's start token; of its end or padding token if it has none; 0 if it has neither."""
-    candidates = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, 0)
-    return next(token for token in candidates if token is not None)
-
-
-def _starts_between(tokenizer: Tokenizer, output: TokenizerOutput, window: int) -> range:
-    """Return the positions of start tokens before the second text of a pair; empty if there are none.
-
-    Llama's tokenizer writes one there. `window` is the index of the window in `output`.
-    """
-    sides, ids = output.sequence_ids(window), output["input_ids"][window]
-    stop = sides.index(1) if 1 in sides else 0
-    start = stop
-    while start > 1 and sides[start - 1] is None and ids[start - 1] == tokenizer.bos_token_id:
-        start -= 1
-    return range(start, stop)
-
-
-def has_second_start(processor: Processor) -> bool:
-    """Return whether the tokenizer puts its start token before the second text of a pair too, as Llama's does.
-
-    Token readers then read pairs without this second start token, other readers with it. False for slow tokenizers.
-    """
-    tokenizer = tokenizer_of(processor)
-    is_fast = getattr(tokenizer, "is_fast", False)
-    return is_fast and bool(_starts_between(tokenizer, _call(tokenizer, [("a", "b")], {}), 0))

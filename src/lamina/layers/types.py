@@ -43,6 +43,7 @@ class Tokenizer(Processor, Protocol):
 
     is_fast: bool
     model_max_length: int
+    model_input_names: list[str]
     truncation_side: Literal["left", "right"]
     chat_template: object
     init_kwargs: dict[str, object]
@@ -128,6 +129,12 @@ def padding_of(processor: Processor) -> dict[str, int]:
     tokenizer = tokenizer_of(processor)
     token = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     return {"input_ids": 0 if token is None else token, "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0)}
+
+
+def start_token(tokenizer: Tokenizer) -> int:
+    """Return the id of a tokenizer's start token; of its end or padding token if it has none; 0 if it has neither."""
+    candidates = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, 0)
+    return next(token for token in candidates if token is not None)
 
 
 def encodable(text: str) -> str:

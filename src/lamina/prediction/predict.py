@@ -14,7 +14,7 @@ from torch import nn
 
 from lamina.bank import ReaderBank, ReaderModule
 from lamina.bank.reader import warn_of_untrained
-from lamina.data.encode import has_second_start
+from lamina.data.continuations import reads_replies_apart
 from lamina.data.state_cache import hash_processor
 from lamina.errors import ConfigError, LaminaError, UnknownNameError
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_modules, fingerprint_of_tensors
@@ -404,7 +404,7 @@ class Predictor:
             pairs = splits[reading.kind.name].pairs
             apart = reading.apart_pairs if pairs else reading.apart
             mixed = pairs and len({part.kind.per_token for part in apart}) > 1
-            together = None if mixed and has_second_start(self._runner.processor) else self._encode(reading, splits)
+            together = None if mixed and reads_replies_apart(self._runner.processor) else self._encode(reading, splits)
             # Long examples are encoded again if the readers read different parts of them.
             if together is None or (apart and _is_long(together, apart)):
                 groups += [self._encode(part, splits) for part in apart]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
+import torch
+
+from lamina.data.continuations import frame_of
+from lamina.data.encode import encode
 from lamina.data.read import Table, missing_column, read_table
 from lamina.errors import ConfigError, DataError
 from lamina.layers.types import tokenizer_of
-from lamina.tasks.chat_templates import REPLIES, Chat, chat_problem, render
+from lamina.tasks.chat_templates import REPLIES, Chat, chat_problem, last_reply, render
 from lamina.tasks.label_cells import LabelCellError, class_name, is_missing, look
 from lamina.tasks.metrics import named_class
 from lamina.tasks.span_forms import UnplacedSpanError, places, read_spans
@@ -25,7 +30,7 @@ from lamina.tasks.words import Span, word_spans
 from lamina.utils import parse_json
 
 if TYPE_CHECKING:
-    from lamina.layers.types import Processor
+    from lamina.layers.types import Processor, Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +41,10 @@ USUAL = {  # what a column holds -> its usual names
     "label": ("label", "verdict", "class", "hallucination"),
 }
 SHARES = {"train": 0.4, "choosing": 0.15, "calibration": 0.25, "test": 0.2}  # part -> its fraction of the replies
+
+
+# the end of a prompt and the start of a reply between which most languages write a space; Chinese and others do not
+_ENDS, _BEGINS = re.compile(r"[0-9A-Za-z\u00c0-\u052f.,;:!?]\Z"), re.compile(r"[0-9A-Za-z\u00c0-\u052f]")
 
 
 @final
@@ -76,7 +85,8 @@ class LabelledReply:
 def replies_of(labelled: Labelled, processor: Processor) -> tuple[list[LabelledReply], str]:
     """Return the replies of a file that `read_labels` has read, and a digest of their prompts, texts, labels and spans.
 
-    The chat template of `processor`, the model's tokenizer, writes the prompts of chats.
+    The chat template of `processor`, the model's tokenizer, writes the prompts of chats. A warning is logged if most
+    replies begin with a word directly after a word of their prompt, and the tokenizer reads the two as one.
 
     Raises:
         DataError: If a row has no prompt or reply, or a span that is not in its reply.
@@ -87,13 +97,32 @@ def replies_of(labelled: Labelled, processor: Processor) -> tuple[list[LabelledR
     column = names.get("spans", "")
     spans = table.cells(column) if column else [None] * len(table)
     replies: list[LabelledReply] = []
-    for row, (before, reply), label, cell in zip(table.rows, texts, labels, spans, strict=True):
-        bad = _bad_words(table, row, column, reply, cell) if label == positive else ()
-        replies.append(LabelledReply(before, reply, label == positive, bad))
+    for row, (before, reply, content), label, cell in zip(table.rows, texts, labels, spans, strict=True):
+        bad = _bad_words(table, row, column, content, cell) if label == positive else ()
+        moved = len(reply) - len(reply.lstrip()) - len(content) + len(content.lstrip())  # by white space of a template
+        shifted = tuple((start + moved, end + moved) for start, end in bad)
+        replies.append(LabelledReply(before, reply, label == positive, shifted))
+    _warn_of_joined_words(replies, tokenizer_of(processor))
     digest = sha256()
     for reply in replies:
         digest.update(json.dumps([reply.prompt, reply.reply, reply.positive, list(reply.spans)]).encode())
     return replies, digest.hexdigest()[:16]
+
+
+def _warn_of_joined_words(replies: Sequence[LabelledReply], tokenizer: Tokenizer) -> None:
+    """Log a warning if most replies follow their prompts without the space that tells the tokenizer words apart."""
+    if frame_of(tokenizer) is None:
+        return
+    ids = encode([("a", "a"), ("a", " a")], tokenizer, max_length=12, windows=True).batch([0, 1], {})["input_ids"]
+    joined = [one for one in replies if _ENDS.search(one.prompt) and _BEGINS.match(one.reply)]
+    if torch.equal(*ids) or 2 * len(joined) <= len(replies):
+        return
+    word = f"{joined[0].prompt.split()[-1]}{joined[0].reply.split()[0]}"
+    came = f"{len(joined)} of {len(replies)} replies follow their prompts without a space, as in '{word:.60}'"
+    hint = (
+        "If the model wrote a space, begin the reply with it: decode prompt and reply together, then cut the prompt off"
+    )
+    logger.warning("monitor: %s. %s.", came, hint)
 
 
 class Labelled(NamedTuple):
@@ -215,22 +244,23 @@ def _roles(table: Table, columns: ReplyColumns) -> dict[str, str]:
     return names
 
 
-def _pairs(table: Table, names: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return (prompt, reply) for each row; `names` has their columns. DataError if a cell is blank or not a text."""
+def _pairs(table: Table, names: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Return (prompt, reply, reply) for each row, from the columns `names`. DataError if a cell is blank or no text."""
     for what in ("prompt", "reply"):
         name = names[what]
         for row, cell in zip(table.rows, table.cells(name), strict=True):
             if not isinstance(cell, str) or not word_spans(cell):
                 got = "blank" if isinstance(cell, str) or cell is None else f"{type(cell).__name__}, no text"
                 raise _bad(table, row, name, f"the {what} is {got}; each row has a text. Correct the row or remove it.")
-    return list(zip(table.cells(names["prompt"]), table.cells(names["reply"]), strict=True))
+    prompts, replies = table.cells(names["prompt"]), table.cells(names["reply"])
+    return list(zip(prompts, replies, replies, strict=True))
 
 
-def _chats(table: Table, column: str, processor: Processor) -> list[tuple[str, str]]:
-    """Return (prompt, reply) for each row, from a column of chats; the tokenizer's chat template writes the prompt.
+def _chats(table: Table, column: str, processor: Processor) -> list[tuple[str, str, str]]:
+    """Return (prompt, reply, content of its message) for each row, from a column of chats.
 
-    A cell is a list of messages, or the JSON of one. A begin token is removed from the prompt if the tokenizer adds one
-    itself.
+    The tokenizer's chat template writes the prompt, and white space before the reply; see `last_reply`. A cell is a
+    list of messages, or the JSON of one. A begin token is removed from the prompt if the tokenizer adds one itself.
 
     Raises DataError if a cell is not a chat, or the chat does not consist of a prompt and a last message, the reply;
     ConfigError if the tokenizer has no chat template.
@@ -238,7 +268,7 @@ def _chats(table: Table, column: str, processor: Processor) -> list[tuple[str, s
     tokenizer = tokenizer_of(processor)
     begins = tokenizer("").input_ids[:1] == [tokenizer.bos_token_id]  # a second begin token would be added
     first = tokenizer.bos_token if begins and tokenizer.bos_token else ""
-    texts: list[tuple[str, str]] = []
+    texts: list[tuple[str, str, str]] = []
     for row, cell in zip(table.rows, table.column(column), strict=True):
         try:
             chat: Any = parse_json(cell) if isinstance(cell, str) and cell.strip()[:1] == "[" else cell
@@ -258,7 +288,8 @@ def _chats(table: Table, column: str, processor: Processor) -> list[tuple[str, s
             hint = "Set tokenizer.chat_template and save the tokenizer, or name columns with --prompt and --reply"
             raise ConfigError(f"monitor: {problem}. {hint}.")
         prompt, _ = render(Chat(chat[:-1]), processor, prompt=True, op="monitor")
-        texts.append((prompt.removeprefix(first), last["content"]))
+        reply = last_reply(Chat(chat), processor, prompt, "monitor")
+        texts.append((prompt.removeprefix(first), reply, last["content"]))
     return texts
 
 

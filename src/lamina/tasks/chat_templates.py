@@ -124,6 +124,30 @@ def render(chat: Chat, processor: Processor, *, prompt: bool = False, op: str = 
         return text, [(start, stop) for start, stop in spans]
 
 
+def last_reply(chat: Chat, processor: Processor, prompt: str, op: str) -> str:
+    """Return the last message of a chat as the chat template writes it after `prompt`, with the white space before it.
+
+    Llama 2's template puts a space before a reply, and so does the model when it writes one. The message's content is
+    returned as it is if the template writes anything but white space between the two.
+
+    Args:
+        chat: The chat.
+        processor: A tokenizer with a chat template, or a processor that contains one.
+        prompt: The chat before the last message, as `render` writes it.
+        op: The operation, for the error message.
+
+    Raises:
+        ConfigError: If the template fails.
+    """
+    messages = list(chat.messages)
+    with convert_errors(lambda reason: ConfigError(f"{op}: the chat template fails on {messages[0]} ... ({reason}).")):
+        whole = _text(tokenizer_of(processor), messages)
+    content = str(messages[-1]["content"])
+    rest = whole[len(prompt) :] if whole.startswith(prompt) else ""
+    text = rest.lstrip()
+    return rest[: len(rest) - len(text)] + content.lstrip() if text.startswith(content.strip()) else content
+
+
 def _text(tokenizer: Tokenizer, messages: list[Message], *, prompt: bool = False) -> str:
     """Return messages as text by the tokenizer's template; if `prompt` is set, the prompt for a reply ends it.
 

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, MutableMappin
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lamina.data.encode import has_second_start
+from lamina.data.continuations import reads_replies_apart
 from lamina.errors import ConfigError, check_known
 from lamina.tasks.base import EncodeOptions, Inputs, Kind, KindedTask, Targets
 from lamina.tasks.recorded_rows import StatesInputs, recorded_inputs
@@ -142,7 +142,8 @@ def group_tasks(
             per_token
             and others
             and (
-                tasks[others[0]].kind.truncated(inputs) > 0 or (splits[others[0]].pairs and has_second_start(processor))
+                tasks[others[0]].kind.truncated(inputs) > 0
+                or (splits[others[0]].pairs and reads_replies_apart(processor))
             )
         ):
             logger.info("fit: %s and %s read long texts differently, so they share no passes", per_token, others)

@@ -271,6 +271,20 @@ def test_an_empty_prompt_is_refused(empty: Any):
             bank.stream(bank.model, one, monitors=[FLAG])
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"input_ids": [[3, 7]], "attention_mask": [[1, 1]]}, r'input_ids is of type list; .*return_tensors="pt"'),
+        ({"input_ids": torch.tensor([3, 7])}, r"input_ids has shape \[2\] and type torch.int64; .*Give ids\[None\]"),
+        (torch.tensor([3, 7]), r"inputs has shape \[2\] and type torch.int64; .* tensor of integers \[batch, tokens\]"),
+    ],
+)
+def test_prompts_in_a_form_that_generate_does_not_take_are_refused(given: Any, message: str):
+    bank = bank_of()
+    with pytest.raises(ConfigError, match=rf"^bank\.stream: {message}"):
+        bank.stream(bank.model, given, monitors=[FLAG])
+
+
 def test_a_prompt_that_is_longer_than_the_position_table_is_refused():
     bank = ReaderBank(GPT2LMHeadModel(GPT2Config(vocab_size=99, n_embd=16, n_layer=1, n_head=2, n_positions=20)))
     bank.add("flag", Reader(AdaLayers(dim=8), TOKENS))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.causal import starting_tokenizer
 from tests.support.encoded import features
 from tests.support.portions import one_in
 from transformers import (
@@ -227,21 +226,6 @@ def test_windows_of_pairs_cut_the_second_text(minilm):
     assert [tuple(run) for run in encoded.token_ranges] == [(3, 7, 0), (3, 7, 2), (3, 6, 4)]
     spans = [[text[start:end] for start, end in window if start < end] for window in encoded.offsets]
     assert spans == [text.split()[:4], text.split()[2:6], text.split()[4:]]
-
-
-def test_a_reply_follows_its_prompt_without_another_start_token():
-    tokenizer = starting_tokenizer()
-    pairs = [("the film", "is good and slow"), ("", "is good")]
-    encoded = encode(pairs, tokenizer, max_length=6, stride=1, windows=True)
-    ids = encoded.batch(range(len(encoded)), {})["input_ids"]
-    assert [tokenizer.decode(row[:5]) for row in ids[:3]] == [
-        "<user> the film is good",
-        "<user> the film good and",
-        "<user> the film and slow",
-    ]
-    assert tokenizer.decode(ids[3][:3]) == "<user> is good"
-    assert [tuple(run) for run in encoded.token_ranges] == [(3, 5, 0), (3, 5, 1), (3, 5, 2), (1, 3, 0)]
-    assert [edge for edge in encoded.offsets[1] if edge != (0, 0)] == [(3, 7), (8, 11)]
 
 
 def test_slow_tokenizers(minilm):

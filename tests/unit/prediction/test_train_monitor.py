@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.causal import causal_model, starting_tokenizer
+from tests.support.causal import causal_model, causal_tokenizer, starting_tokenizer
+from tests.support.marking import MARKS, letters
 from tests.support.stored import WORDS, tiny_model, tiny_tokenizer
 from transformers import GPT2Config, GPT2LMHeadModel
 from typer import Exit
@@ -222,6 +223,66 @@ def test_a_finished_reply_has_the_score_that_it_had_when_it_was_written(caplog: 
         message = rf"replies\[1\] is {re.escape(repr(wrong))}; it must be a pair of texts, a prompt and a reply"
         with pytest.raises(ConfigError, match=message):
             score_replies(bank, watched, [("a", "b"), wrong])  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_finished_reply_is_read_as_the_tokens_that_the_model_has_written(mark: str):
+    tokenizer = letters(mark)
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=64)).eval()
+    bank = ReaderBank(model, tokenizer)
+    bank.add("tags", Reader(AdaLayers(dim=8), TokenClassification(("O", "B-bad", "I-bad"), encoder_layers=0)))
+    watched = Monitor("tags", ("B-bad", "I-bad"), LastScore())
+    for prompt, reply, letter in (("The", " red", "▁"), ("So", ", or", ","), ("A", "nd", "n")):
+        prompted = tokenizer(prompt).input_ids
+        written = tokenizer.convert_tokens_to_ids([letter, *reply[1:].replace(" ", tokenizer.tokenize(" a")[0])])
+        ids = torch.tensor([[*prompted, *written]])
+        scores = bank.eval().monitor_scores(watched, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        if letter != "▁" or mark != "ByteLevel":
+            expected = float(scores[0, len(prompted) :].max())
+            assert score_replies(bank, watched, [(prompt, reply)]) == pytest.approx([expected], abs=1e-5)
+
+
+def test_replies_that_lost_the_space_before_them_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    rows = [{"prompt": "The", "reply": "red car", "label": label} for label in ("ok", "ok", "bad")]
+    rows[0]["reply"] = " blue car"
+    path = written(tmp_path, rows)
+    for tokenizer in (tiny_tokenizer(), causal_tokenizer()):  # the space makes no difference for their tokens
+        replies_of(read_labels(path, ReplyColumns(), "bad"), tokenizer)
+    assert not caplog.messages
+    for tokenizer in map(letters, MARKS):
+        replies_of(read_labels(path, ReplyColumns(), "bad"), tokenizer)
+        (said,) = caplog.messages
+        assert said.startswith("monitor: 2 of 3 replies follow their prompts without a space, as in 'Thered'. If the")
+        caplog.clear()
+    for prompt, reply in (("The", " red"), ("猫", "在"), ("[/INST]", "Red"), ("The", ", or"), ("A\n", "b")):
+        path = written(tmp_path, [{"prompt": prompt, "reply": reply, "label": label} for label in ("ok", "bad")])
+        replies_of(read_labels(path, ReplyColumns(), "bad"), letters("Prepend"))
+    assert not caplog.messages
+
+
+def test_the_space_that_a_chat_template_puts_before_a_reply_belongs_to_the_reply(tmp_path: Path):
+    tokenizer = causal_tokenizer()
+    turns = [{"role": "user", "content": " hi "}, {"role": "assistant", "content": " is not bad "}]
+    path = written(
+        tmp_path, [{"messages": turns, "label": "bad", "where": [[8, 11]]}, {"messages": turns, "label": "ok"}]
+    )
+    user, reply = "{% for m in messages %}{% if m.role == 'user' %}", "{% else %}"
+    for template, expected in (  # Llama 2's, ChatML, one that keeps white space, one that writes a thought before it
+        (f"{user}[INST] {{{{ m.content.strip() }}}} [/INST]{reply} {{{{ m.content.strip() }}}} </s>", " is not bad "),
+        (f"{user}A\n{{{{ m.content.strip() }}}}\n{reply}B\n{{{{ m.content.strip() }}}}\n", "is not bad "),
+        (f"{user}[{{{{ m.content }}}}]{reply}{{{{ m.content }}}}\n", " is not bad "),
+        (f"{user}[{{{{ m.content }}}}]{reply}<think>\n</think>{{{{ m.content }}}}\n", " is not bad "),
+    ):
+        end = (
+            "{% if add_generation_prompt and 'B' in '"
+            + template[-40:].replace("\n", " ").replace("'", "")
+            + "' %}B\n{% endif %}"
+        )
+        tokenizer.chat_template = f"{template}{{% endif %}}{{% endfor %}}{end}"
+        bad, good = replies_of(read_labels(path, ReplyColumns(spans="where"), "bad"), tokenizer)[0]
+        assert (bad.reply, good.reply) == (expected, expected)
+        assert [bad.reply[slice(*span)] for span in bad.spans] == ["bad"]
 
 
 def test_a_wrong_output_is_refused_before_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

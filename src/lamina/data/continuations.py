@@ -1,0 +1,166 @@
+"""Tokenise pairs whose second text continues the first, as a reply continues its prompt when a model writes it.
+
+Many tokenizers of decoders put something before every text: a start token (Llama), or a mark or space that makes the
+first word look like any other (the "▁" of SentencePiece). A model that writes a reply puts neither before it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import tokenizers
+from tokenizers.models import WordLevel
+
+from lamina.layers.types import encodable, start_token, tokenizer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from lamina.data.encode import WindowColumns
+    from lamina.layers.types import Processor, Tokenizer
+
+_STEPS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers"}  # step -> key of the parts of a "Sequence"
+
+
+class Frame(NamedTuple):
+    """What a tokenizer puts around a pair whose second text continues the first.
+
+    Attributes:
+        backend: The tokenizer of the library tokenizers.
+        before: Token ids before the first text.
+        between: Start tokens that the tokenizer puts between the texts. A continuation is read without them.
+        after: Token ids after the second text.
+        has_prefix: Whether a mark or a space is put before every text.
+    """
+
+    backend: tokenizers.Tokenizer
+    before: list[int]
+    between: list[int]
+    after: list[int]
+    has_prefix: bool
+
+
+def frame_of(tokenizer: Tokenizer) -> Frame | None:
+    """Return what is put around a pair; None if a tokenizer is slow, or separates texts as BERT's and T5's do."""
+    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
+        return None
+    pair = backend.encode("a", "a")  # unlike a call of `tokenizer`, it changes no settings
+    length = sum(pair.attention_mask)  # without padding
+    ids, sides = pair.ids[:length], pair.sequence_ids[:length]
+    if not {0, 1} <= set(sides):
+        return None
+    first, second = sides.index(0), sides.index(1)
+    between, after = ids[first + sides.count(0) : second], ids[second + sides.count(1) :]
+    if not set(between) <= {tokenizer.bos_token_id}:
+        return None
+    has_prefix = any(_without_prefix(state) != state for state in _steps(backend).values())
+    return Frame(backend, ids[:first], between, after, has_prefix)
+
+
+def reads_replies_apart(processor: Processor) -> bool:
+    """Return whether readers of tokens read pairs as other tokens than readers of whole texts do.
+
+    They do if the tokenizer puts a start token, a mark or a space before both texts: readers of tokens read the second
+    text without it. False for slow tokenizers.
+    """
+    frame = frame_of(tokenizer_of(processor))
+    return frame is not None and (bool(frame.between) or frame.has_prefix)
+
+
+def continued_windows(
+    tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], frame: Frame, *, room: int, shared: int
+) -> WindowColumns:
+    """Tokenise pairs as windows over the second texts; every window begins with the whole first text.
+
+    The second text gets no start token, mark or space of its own. If the first text has no tokens, the second is
+    tokenised as a first text would be. Truncation and padding of the tokenizer's backend are switched off.
+
+    Args:
+        tokenizer: The tokenizer.
+        pairs: The pairs. Of a first text, the first `room // 2` tokens are used.
+        frame: What the tokenizer puts around a pair.
+        room: Maximum number of tokens of both texts in a window.
+        shared: Number of tokens that neighbouring windows share.
+
+    Returns:
+        The columns of a `window_table`, with offsets. "text" counts the pairs from 0.
+    """
+    columns: WindowColumns = defaultdict(list)
+    has_types = "token_type_ids" in tokenizer.model_input_names
+    for text, (first, second) in enumerate(_both_texts(frame, pairs)):
+        prompt = [*frame.before, *first.ids[: room // 2]]
+        start, length = len(prompt), len(second.ids)
+        size = room - (start - len(frame.before))  # tokens of the second text in a window
+        for window, number in enumerate(range(0, max(1, length - shared), size - shared)):
+            own = second.ids[number : number + size]
+            ids = [*prompt, *own, *frame.after] or [start_token(tokenizer)]
+            edges = [0] * (2 * len(ids))
+            for at, span in enumerate(second.offsets[number : number + size], start):
+                edges[2 * at : 2 * at + 2] = span
+            types = {"token_type_ids": [0] * len(ids)} if has_types else {}
+            place = {"text": text, "window": window, "start": start, "stop": start + len(own), "number": number}
+            tokens = {"input_ids": ids, "attention_mask": [1] * len(ids), **types, "offsets": edges}
+            for name, cell in {**tokens, **place}.items():
+                columns[name].append(cell)
+    return columns
+
+
+def _both_texts(
+    frame: Frame, pairs: Sequence[tuple[str, str]]
+) -> Iterator[tuple[tokenizers.Encoding, tokenizers.Encoding]]:
+    """Yield the tokens of each pair's texts, without special tokens, and without a prefix before the second text."""
+    backend = frame.backend
+    backend.no_truncation()
+    backend.no_padding()
+
+    def encoded(texts: list[str]) -> list[tokenizers.Encoding]:
+        return backend.encode_batch(list(map(encodable, texts)), add_special_tokens=False)
+
+    firsts, seconds = encoded([first for first, _ in pairs]), [second for _, second in pairs]
+    if not frame.has_prefix:
+        yield from zip(firsts, encoded(seconds), strict=True)
+        return
+    with _prefix_left_out(backend):
+        replies = encoded(seconds)
+    alone = iter(encoded([second for first, second in zip(firsts, seconds, strict=True) if not len(first)]))
+    for first, reply in zip(firsts, replies, strict=True):
+        yield first, reply if len(first) else next(alone)
+
+
+@contextmanager
+def _prefix_left_out(backend: tokenizers.Tokenizer) -> Iterator[None]:
+    """Let a tokenizer put no mark or space before a text, until the end of the `with` block."""
+    before = {step: getattr(backend, step) for step in _STEPS}
+    small = json.loads(tokenizers.Tokenizer(WordLevel({})).to_str())  # a tokenizer that can parse the changed states
+    small |= {step: _without_prefix(state) for step, state in _steps(backend).items()}
+    changed = tokenizers.Tokenizer.from_str(json.dumps(small))
+    try:
+        for step in _STEPS:
+            setattr(backend, step, getattr(changed, step))
+        yield
+    finally:
+        for step, part in before.items():
+            setattr(backend, step, part)
+
+
+def _steps(backend: tokenizers.Tokenizer) -> dict[str, Any]:
+    """Return the states of a tokenizer's normalizer and pre-tokenizer; None for a step that it does not have."""
+    parts = {step: getattr(backend, step) for step in _STEPS}
+    return {step: None if part is None else json.loads(part.__getstate__()) for step, part in parts.items()}
+
+
+def _without_prefix(state: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the state of a step of a tokenizer so that it puts nothing before a text; None if nothing else is left."""
+    if state is None or state["type"] == "Prepend":
+        return None
+    if state["type"] == "Metaspace":
+        return state | {"prepend_scheme": "never"}
+    if state["type"] == "ByteLevel" and "add_prefix_space" in state:
+        return state | {"add_prefix_space": False}
+    for parts in filter(state.__contains__, _STEPS.values()):
+        kept = [part for part in map(_without_prefix, state[parts]) if part is not None]
+        return state | {parts: kept} if kept else None
+    return state
