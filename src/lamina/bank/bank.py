@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from lamina.bank import monitoring, watching
 from lamina.bank.generation_states import Over
 from lamina.bank.listening import check_over, listening
+from lamina.bank.prompt_inputs import Prompts
 from lamina.bank.reader import WATCHES, BankOutput, Reader, ReaderModule, warn_of_untrained
 from lamina.bank.reader_collection import ReaderCollection, key_of
 from lamina.bank.recorded_base import check_needs_states, check_reads_recorded, check_recorded_base
 from lamina.bank.stack_pass import Inputs
 from lamina.bank.step import Step
-from lamina.bank.watching import Prompts, Watch, Watched
+from lamina.bank.watching import Watch, Watched
 from lamina.errors import ConfigError
 from lamina.heads.base import ReadTask
 from lamina.layers.discovery import pick_stack

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from queue import Full, Queue
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast, final, get_args
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase, StoppingCriteria
 
 from lamina.bank.detokenizer import Detokenizer
@@ -22,12 +21,11 @@ from lamina.bank.generation import GenerateCall
 from lamina.bank.generation_states import GenerationObserver, TokenBlock
 from lamina.bank.listening import check_over, listening
 from lamina.bank.monitoring import causal_pass, check_monitors, check_reads_stepwise, read_tokens, stored_monitors
+from lamina.bank.prompt_inputs import Prompts, check_prompt_length, encode_prompts, text_tokenizer
 from lamina.bank.stack_pass import Inputs, StackPass
 from lamina.bank.step import Step
 from lamina.errors import ConfigError, check_known
 from lamina.layers.preserve import evaluating
-from lamina.layers.stack import table_sizes
-from lamina.layers.types import encodable, padding_of, tokenizer_of
 from lamina.layers.wrappers import unwrapped
 from lamina.monitors.cascade import AnyMonitor, Cascade, start_monitors
 from lamina.monitors.reply_drift import DriftWatcher, ReplyFacts
@@ -41,8 +39,6 @@ if TYPE_CHECKING:
     from lamina.layers.types import Tokenizer, WritingModel
 
 Watched = Literal["output", "both"]
-# What a tokenizer returns, token ids, or one or more texts; in a list, also pairs of texts.
-Prompts = Inputs | Tensor | str | Sequence[str | tuple[str, str]]
 
 
 @final
@@ -427,7 +423,7 @@ def watch(
     with evaluating(bank, *([bank.model] if bank.train_base else [])):
         template = causal_pass(bank, op, needed)
         check_over(bank.model, [template], over)
-        tokenizer = _tokenizer_of(bank)
+        tokenizer = text_tokenizer(bank)
         options = {"every": every, "on_token": on_token, "tokenizer": tokenizer, "drift": drift or {}}
         new_text = partial(_WatchedText, template, chosen, **options)
         watching = Watch(new_text, tuple(chosen if stop is None else stop), tests_drift=bool(drift))
@@ -443,12 +439,6 @@ def _check_drift(monitors: Mapping[str, AnyMonitor], over: str, names: Sequence[
     if cascades := [name for name in names if isinstance(monitors[name], Cascade)]:
         problem = f"'{cascades[0]}' is a cascade, which has no sketch to compare replies with"
         raise ConfigError(f"bank.watch: {problem}. Test the drift of a Monitor.")
-
-
-def _tokenizer_of(bank: ReaderCollection) -> PreTrainedTokenizerBase | None:
-    """Return the bank's tokenizer: its processor, or the tokenizer inside the processor. None: there is none."""
-    tokenizer = tokenizer_of(bank.processor)
-    return tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
 
 
 def stream(
@@ -470,9 +460,9 @@ def stream(
         raise ConfigError(f"bank.stream: {problem}. Give bank.model.")
     if not hasattr(model, "generate"):
         raise ConfigError(f"bank.stream: a {type(model).__name__} writes no text. Give bank.model.")
-    prompts, options = _encode_prompts(bank, inputs), dict(options)
+    prompts, options = encode_prompts(bank, inputs), dict(options)
     if "stop_strings" in options:
-        options = {"tokenizer": _tokenizer_of(bank), **options}
+        options = {"tokenizer": text_tokenizer(bank), **options}
     criteria = list(cast("Sequence[StoppingCriteria] | None", options.pop("stopping_criteria", None)) or ())
 
     def write(put: Callable[[Step], None], left: Event) -> None:
@@ -483,90 +473,8 @@ def stream(
     with new_watch() as watching:  # wrong arguments raise here, and not when the caller asks for the first step
         if stop:
             _ = watching.stopping  # raises ConfigError if a drift test is in use
-    _check_length(cast("PreTrainedModel", model), {**options, **prompts})
+    check_prompt_length(cast("PreTrainedModel", model), {**options, **prompts})
     return _in_thread(write, bank.device.type)
-
-
-def _encode_prompts(bank: ReaderCollection, inputs: Prompts) -> dict[str, object]:
-    """Return the arguments of `generate` for prompts.
-
-    Texts are tokenised, padded as in `padding_of` (on the left for a decoder-only model), and moved to the bank's
-    device. Token ids and mappings are used as they are, on their own device. Raises ConfigError if there is no prompt,
-    a prompt has no token or is neither a text nor a pair of texts, or the bank has no tokenizer for texts.
-    """
-    if isinstance(inputs, Mapping):
-        return _check_tokens(inputs)
-    if isinstance(inputs, Tensor):
-        return _check_tokens({"inputs": inputs})
-    if not isinstance(inputs, Iterable):
-        problem = f"the prompts are of type {type(inputs).__name__}; a text, texts, token ids or a mapping is needed"
-        raise ConfigError(f"bank.stream: {problem}.")
-    if (tokenizer := _tokenizer_of(bank)) is None:
-        problem = "a text was given, and the bank has no processor with a tokenizer to read it"
-        raise ConfigError(f"bank.stream: {problem}. Use ReaderBank(model, processor=...).")
-    texts = [inputs] if isinstance(inputs, str) else list(inputs)
-    if not texts:
-        raise ConfigError("bank.stream: there is no prompt; at least one is needed.")
-    encoded: list[Tensor] = []
-    for number, text in enumerate(texts):
-        is_pair = isinstance(text, tuple | list) and len(text) == 2 and all(isinstance(part, str) for part in text)
-        if not (is_pair or isinstance(text, str)):
-            problem = f"prompt {number} is of type {type(text).__name__}; a text, or a pair of texts, is needed"
-            raise ConfigError(f"bank.stream: {problem}. Give token ids as a tensor.")
-        parts = [text] if isinstance(text, str) else text
-        tokens = cast("Tokenizer", tokenizer)(*map(encodable, parts))
-        encoded.append(torch.tensor(tokens["input_ids"]).long())
-    # in a decoder-only model, the new tokens must follow the text, not the padding
-    side = "left" if "main" in bank.stacks else tokenizer.padding_side
-    pad = partial(pad_sequence, batch_first=True, padding_side=side)
-    ids = pad(encoded, padding_value=padding_of(tokenizer)["input_ids"]).to(bank.device)
-    mask = pad(list(map(torch.ones_like, encoded))).to(bank.device)
-    prompts = _check_tokens({"input_ids": ids, "attention_mask": mask})
-    if not all(map(len, encoded)):
-        raise ConfigError(f"bank.stream: a prompt {_EMPTY}")
-    return prompts
-
-
-_EMPTY = "has no token; each prompt needs at least one."
-
-
-def _check_tokens(prompts: Mapping[str, object]) -> dict[str, object]:
-    """Return `prompts` as a dictionary.
-
-    Raises ConfigError if its token ids are not a tensor `[batch, tokens]`, or are empty and no embeddings replace them.
-    Under the name "inputs", a tensor of floats is taken for sound or images.
-    """
-    name = "input_ids" if prompts.get("input_ids") is not None else "inputs"
-    if (ids := prompts.get(name)) is None:
-        return dict(prompts)
-    need = "token ids must be a tensor of integers [batch, tokens]"
-    if not isinstance(ids, Tensor):
-        hint = 'Call the tokenizer with return_tensors="pt"'
-        raise ConfigError(f"bank.stream: {name} is of type {type(ids).__name__}; {need}. {hint}.")
-    if ids.is_floating_point() and name == "inputs":
-        return dict(prompts)
-    if ids.ndim != 2 or ids.is_floating_point():
-        hint = " Give ids[None] for one prompt." if ids.ndim == 1 else ""
-        raise ConfigError(f"bank.stream: {name} has shape {list(ids.shape)} and type {ids.dtype}; {need}.{hint}")
-    if not ids.numel() and "inputs_embeds" not in prompts:
-        raise ConfigError(f"bank.stream: the prompt {_EMPTY}")
-    return dict(prompts)
-
-
-def _check_length(model: PreTrainedModel, arguments: Mapping[str, object]) -> None:
-    """Raise ConfigError if a prompt has more tokens than the model's learned position table.
-
-    `arguments` are those of `generate`. Not checked: embeddings, encoder-decoders, and models that read more than text
-    or have no such table, such as those with rotary positions; transformers warns of these.
-    """
-    ids, mask = (arguments.get(key) for key in ("input_ids", "attention_mask"))
-    ids, config = arguments.get("inputs") if ids is None else ids, model.config
-    if not isinstance(ids, Tensor) or ids.ndim != 2 or config.is_encoder_decoder or hasattr(config, "text_config"):
-        return
-    if sizes := table_sizes(model):
-        real = mask if isinstance(mask, Tensor) and mask.shape == ids.shape else torch.ones_like(ids)
-        if (tokens := int(real.sum(1).max())) > (most := min(sizes)):
-            raise ConfigError(f"bank.stream: a prompt has {tokens} tokens; the model reads at most {most}. Shorten it.")
 
 
 def _in_thread(write: Callable[[Callable[[Step], None], Event], None], device: str) -> Iterator[Step]:

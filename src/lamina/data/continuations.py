@@ -9,19 +9,22 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import tokenizers
 from tokenizers.models import WordLevel
 
-from lamina.layers.types import encodable, start_token, tokenizer_of
+from lamina.layers.types import encodable, start_token, tokenizer_of, unpadded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from lamina.data.encode import WindowColumns
+    from transformers import PreTrainedTokenizerFast
+
     from lamina.layers.types import Processor, Tokenizer
 
+# Windows as columns of a `window_table`: column -> a number, or a list of numbers, of each window.
+WindowColumns: TypeAlias = "dict[str, list[Any]]"
 _STEPS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers"}  # step -> key of the parts of a "Sequence"
 
 
@@ -33,14 +36,12 @@ class Frame(NamedTuple):
         before: Token ids before the first text.
         between: Start tokens that the tokenizer puts between the texts. A continuation is read without them.
         after: Token ids after the second text.
-        has_prefix: Whether a mark or a space is put before every text.
     """
 
     backend: tokenizers.Tokenizer
     before: list[int]
     between: list[int]
     after: list[int]
-    has_prefix: bool
 
 
 def frame_of(tokenizer: Tokenizer) -> Frame | None:
@@ -48,16 +49,14 @@ def frame_of(tokenizer: Tokenizer) -> Frame | None:
     if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
         return None
     pair = backend.encode("a", "a")  # unlike a call of `tokenizer`, it changes no settings
-    length = sum(pair.attention_mask)  # without padding
-    ids, sides = pair.ids[:length], pair.sequence_ids[:length]
+    ids, sides = pair.ids[unpadded(pair)], pair.sequence_ids[unpadded(pair)]
     if not {0, 1} <= set(sides):
         return None
     first, second = sides.index(0), sides.index(1)
     between, after = ids[first + sides.count(0) : second], ids[second + sides.count(1) :]
     if not set(between) <= {tokenizer.bos_token_id}:
         return None
-    has_prefix = any(_without_prefix(state) != state for state in _steps(backend).values())
-    return Frame(backend, ids[:first], between, after, has_prefix)
+    return Frame(backend, ids[:first], between, after)
 
 
 def reads_replies_apart(processor: Processor) -> bool:
@@ -67,7 +66,7 @@ def reads_replies_apart(processor: Processor) -> bool:
     text without it. False for slow tokenizers.
     """
     frame = frame_of(tokenizer_of(processor))
-    return frame is not None and (bool(frame.between) or frame.has_prefix)
+    return frame is not None and (bool(frame.between) or _adds_prefix(frame.backend))
 
 
 def continued_windows(
@@ -80,7 +79,7 @@ def continued_windows(
 
     Args:
         tokenizer: The tokenizer.
-        pairs: The pairs. Of a first text, the first `room // 2` tokens are used.
+        pairs: The pairs. Only the first `room // 2` tokens of a first text are used.
         frame: What the tokenizer puts around a pair.
         room: Maximum number of tokens of both texts in a window.
         shared: Number of tokens that neighbouring windows share.
@@ -90,7 +89,7 @@ def continued_windows(
     """
     columns: WindowColumns = defaultdict(list)
     has_types = "token_type_ids" in tokenizer.model_input_names
-    for text, (first, second) in enumerate(_both_texts(frame, pairs)):
+    for text, (first, second) in enumerate(_both_texts(frame.backend, pairs)):
         prompt = [*frame.before, *first.ids[: room // 2]]
         start, length = len(prompt), len(second.ids)
         size = room - (start - len(frame.before))  # tokens of the second text in a window
@@ -108,11 +107,50 @@ def continued_windows(
     return columns
 
 
+def joined_pairs(
+    tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], *, max_length: int
+) -> tuple[WindowColumns, list[list[int]], int]:
+    """Tokenise each pair as one text: the tokens of the first, as it has them alone, and then those of the second.
+
+    The special tokens are those around a single text; the second text is tokenised as in `continued_windows`. A pair
+    that is too long is truncated on the tokenizer's side. Truncation and padding of its backend are switched off.
+
+    Args:
+        tokenizer: A fast tokenizer.
+        pairs: The pairs.
+        max_length: Maximum number of tokens of a pair; more than the special tokens.
+
+    Returns:
+        The columns of a `window_table`, without offsets; for each pair 1 at the tokens of the second text, 0 at others;
+        and the number of truncated pairs.
+    """
+    backend = cast("PreTrainedTokenizerFast", tokenizer).backend_tokenizer
+    alone = backend.encode("a", add_special_tokens=True)
+    ids, special = alone.ids[unpadded(alone)], alone.special_tokens_mask[unpadded(alone)]
+    start = special.index(0) if 0 in special else len(special)
+    before, after = ids[:start], ids[start + special.count(0) :]
+    room = max_length - len(before) - len(after)
+    kept = slice(-room, None) if tokenizer.truncation_side == "left" else slice(room)
+    has_types = "token_type_ids" in tokenizer.model_input_names
+    columns: WindowColumns = defaultdict(list)
+    marks, truncated = list[list[int]](), 0
+    for text, (first, second) in enumerate(_both_texts(backend, pairs)):
+        words = [*first.ids, *second.ids]
+        truncated += len(words) > room
+        ids = [*before, *words[kept], *after] or [start_token(tokenizer)]
+        is_second = [*[0] * len(first), *[1] * len(second)][kept]
+        marks.append([*[0] * start, *is_second, *[0] * (len(ids) - start - len(is_second))])
+        types = {"token_type_ids": [0] * len(ids)} if has_types else {}
+        place = {"text": text, "window": 0, "start": start, "stop": start + len(is_second), "number": 0}
+        for name, cell in {"input_ids": ids, "attention_mask": [1] * len(ids), **types, "offsets": [], **place}.items():
+            columns[name].append(cell)
+    return columns, marks, truncated
+
+
 def _both_texts(
-    frame: Frame, pairs: Sequence[tuple[str, str]]
+    backend: tokenizers.Tokenizer, pairs: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[tokenizers.Encoding, tokenizers.Encoding]]:
     """Yield the tokens of each pair's texts, without special tokens, and without a prefix before the second text."""
-    backend = frame.backend
     backend.no_truncation()
     backend.no_padding()
 
@@ -120,7 +158,7 @@ def _both_texts(
         return backend.encode_batch(list(map(encodable, texts)), add_special_tokens=False)
 
     firsts, seconds = encoded([first for first, _ in pairs]), [second for _, second in pairs]
-    if not frame.has_prefix:
+    if not _adds_prefix(backend):
         yield from zip(firsts, encoded(seconds), strict=True)
         return
     with _prefix_left_out(backend):
@@ -128,6 +166,11 @@ def _both_texts(
     alone = iter(encoded([second for first, second in zip(firsts, seconds, strict=True) if not len(first)]))
     for first, reply in zip(firsts, replies, strict=True):
         yield first, reply if len(first) else next(alone)
+
+
+def _adds_prefix(backend: tokenizers.Tokenizer) -> bool:
+    """Return whether a tokenizer puts a mark or a space before every text."""
+    return any(_without_prefix(state) != state for state in _steps(backend).values())
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 
 from lamina.data.arrow import CHUNK, Column, Ragged, chunks, dataset_of, join_tables
-from lamina.data.continuations import continued_windows, frame_of
+from lamina.data.continuations import WindowColumns, continued_windows, frame_of, joined_pairs
 from lamina.errors import ConfigError
 from lamina.layers.stack import UNLIMITED, position_limit
 from lamina.layers.types import encodable, padding_of, start_token, tokenizer_of
@@ -45,8 +45,6 @@ _BYTES, _INTS = pa.list_(pa.int8()), pa.list_(pa.int32())
 TOKEN_KEYS = {"input_ids": _INTS, "attention_mask": _BYTES, "token_type_ids": _BYTES}
 _PLACES = {"text": pa.int64(), "window": pa.int32(), "start": pa.int32(), "stop": pa.int32(), "number": pa.int32()}
 TokenizerOptions: TypeAlias = "dict[str, int | str]"  # keyword arguments of a tokenizer
-# Windows as columns of a `window_table`: column -> a number, or a list of numbers, of each window.
-WindowColumns: TypeAlias = "dict[str, list[Any]]"
 
 
 class TokenRange(NamedTuple):
@@ -273,9 +271,7 @@ def encode(
     """
     tokenizer = tokenizer_of(processor)
     has_pairs = bool(texts) and not isinstance(texts[0], str)
-    room = max_length - tokenizer.num_special_tokens_to_add(pair=has_pairs)
-    if room < 1:
-        raise ConfigError(f"encode: max_length is {max_length}; the special tokens alone are {max_length - room}.")
+    room = _check_room(tokenizer, max_length, pairs=has_pairs)
     options: TokenizerOptions = {
         "truncation": True,
         "max_length": max_length,
@@ -310,6 +306,53 @@ def encode(
         if 0 < len(first.get("text", ())) <= _FEW and len(texts) <= CHUNK:  # one chunk holds all texts
             return Encoded(first, sum(truncated))
         return Encoded(join_tables(map(window_table, itertools.chain([first], chunked))), sum(truncated))
+
+
+def encode_replies(
+    pairs: Sequence[tuple[str, str]], processor: Processor, *, max_length: int, add_prefix_space: bool = False
+) -> tuple[Encoded, list[list[int]]]:
+    """Tokenise prompts, each followed by its reply, and tell which tokens are those of the reply.
+
+    A prompt has the same tokens as alone, which a model reads before it writes. A reply has no start token, mark or
+    space of its own in front; see `joined_pairs`. The tokenizer's settings are as before.
+
+    Args:
+        pairs: Prompts and replies.
+        processor: A fast tokenizer, or a processor that contains one.
+        max_length: Maximum number of tokens of a pair, special tokens included. Longer ones are truncated.
+        add_prefix_space: As in `encode`, for the prompts.
+
+    Returns:
+        The pairs, one row each, without offsets; and for each row 1 at the tokens of the reply, and 0 at others.
+
+    Raises:
+        ConfigError: If `max_length` leaves no room for text.
+        DataError: If rows of more than 64 MiB cannot be written to a temporary file.
+    """
+    tokenizer = tokenizer_of(processor)
+    _check_room(tokenizer, max_length, pairs=False)
+    space = add_prefix_space and _needs_prefix_space(tokenizer)
+    marks, truncated = list[list[int]](), list[int]()
+
+    def by_chunk() -> Iterator[pa.Table]:
+        for start in range(0, max(1, len(pairs)), CHUNK):
+            part = pairs[start : start + CHUNK]
+            spaced = [(str(_spaced(first)), second) for first, second in part] if space else part
+            columns, own, count = joined_pairs(tokenizer, spaced, max_length=max_length)
+            marks.extend(own)
+            truncated.append(count)
+            yield window_table({**columns, "text": [start + text for text in columns["text"]]} if own else {})
+
+    with _unchanged(tokenizer, windows=False):
+        return Encoded(join_tables(by_chunk()), sum(truncated)), marks
+
+
+def _check_room(tokenizer: Tokenizer, max_length: int, *, pairs: bool) -> int:
+    """Return how many tokens of text fit into `max_length`, beside special tokens; raise ConfigError if none does."""
+    room = max_length - tokenizer.num_special_tokens_to_add(pair=pairs)
+    if room < 1:
+        raise ConfigError(f"encode: max_length is {max_length}; the special tokens alone are {max_length - room}.")
+    return room
 
 
 def _read_replies(

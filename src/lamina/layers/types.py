@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast, overload
 
 from torch import Tensor
 
 from lamina.errors import ConfigError
+
+if TYPE_CHECKING:
+    import tokenizers
 
 # What a model is called with: argument -> tensor `[batch, ...]`.
 Batch: TypeAlias = Mapping[str, Tensor]
@@ -135,6 +138,22 @@ def start_token(tokenizer: Tokenizer) -> int:
     """Return the id of a tokenizer's start token; of its end or padding token if it has none; 0 if it has neither."""
     candidates = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, 0)
     return next(token for token in candidates if token is not None)
+
+
+def adds_end(tokenizer: Tokenizer) -> bool:
+    """Return whether a tokenizer puts its end token after a text. A model that continues the text must not read it."""
+    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
+        ids = tokenizer("a")["input_ids"]
+    else:  # unlike a call of `tokenizer`, this changes no settings
+        ids = (one := backend.encode("a")).ids[unpadded(one)]
+    return tokenizer.eos_token_id is not None and ids[-1:] == [tokenizer.eos_token_id]
+
+
+def unpadded(encoding: tokenizers.Encoding) -> slice:
+    """Return the positions of an encoding's tokens without padding, which the settings of a tokenizer may ask for."""
+    mask = encoding.attention_mask
+    start = mask.index(1) if 1 in mask else 0
+    return slice(start, start + sum(mask))
 
 
 def encodable(text: str) -> str:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict, cast, final
 
 import torch
 from torch import Tensor
 
-from lamina.data.encode import Encoded, Windows, length_limit
+from lamina.data.encode import Encoded, Windows, encode_replies, length_limit
 from lamina.data.read import Table
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.heads.base import TaskLike
 from lamina.layers import stacks
 from lamina.layers.causality import is_causal
-from lamina.layers.types import check_tokenizer, padding_of, tokenizer_of
+from lamina.layers.types import adds_end, check_tokenizer, padding_of, tokenizer_of
 from lamina.tasks import labels as lab
 from lamina.tasks import language_modeling as lm
 from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, HasLogits
@@ -201,11 +201,15 @@ def _pairs(table: Table, spec: ColumnSpec) -> Split:
 def _encode_prompts(split: Split, processor: Processor, options: EncodeOptions, *, has_chats: bool) -> TextInputs:
     """Tokenise texts, or (`has_chats`) chats up to the start of the next reply; too long ones lose their start.
 
-    The tokenizer's settings are as before. Raises ConfigError if a chat template is missing or fails.
+    An end token that the tokenizer adds is left out. The tokenizer's settings are as before. Raises ConfigError if a
+    chat template is missing or fails.
     """
-    reader = cast("Processor", _WithoutSpecialTokens(processor)) if has_chats else processor
-    texts = [render(chat, processor, prompt=True)[0] for chat in split.texts] if has_chats else split.texts
-    tokenizer = tokenizer_of(processor)
+    tokenizer, reader, texts = tokenizer_of(processor), processor, split.texts
+    if has_chats:
+        reader = cast("Processor", _WithoutSpecialTokens(processor))
+        texts = [render(chat, processor, prompt=True)[0] for chat in split.texts]
+    elif adds_end(tokenizer):
+        reader = cast("Processor", _WithoutEnd(processor))
     side, tokenizer.truncation_side = tokenizer.truncation_side, "left"
     try:
         return TextInputs(options.encode_texts(texts, reader), processor)
@@ -222,12 +226,16 @@ def _encode_replies(split: Split, processor: Processor, options: EncodeOptions, 
     if not tokenizer.is_fast:
         what = f"{type(tokenizer).__name__} is a slow tokenizer; replies are found by character offsets"
         raise ConfigError(f"causal_lm: {what}, which only fast ones give. Use a model that has a fast one.")
-    rendered = (render(chat, processor) for chat in split.texts) if has_chats else _joined(split.texts, tokenizer)
-    texts, spans = zip(*rendered, strict=True)
-    reader = cast("Processor", _WithoutSpecialTokens(processor)) if has_chats else processor
-    encoded = options.encode_texts(texts, reader, offsets=True)
-    marks = _marks(encoded, spans, end=not has_chats and _adds_end(tokenizer))
-    return CausalInputs(encoded, processor, WordTargets(marks))
+    if not has_chats:
+        space = options.add_prefix_space
+        pairs = _ended(split.texts, tokenizer)
+        encoded, marks = encode_replies(pairs, processor, max_length=options.max_length, add_prefix_space=space)
+        if adds_end(tokenizer):
+            marks = [[*row[:-1], 1] for row in marks]
+        return CausalInputs(encoded, processor, WordTargets(marks))
+    texts, spans = zip(*(render(chat, processor) for chat in split.texts), strict=True)
+    encoded = options.encode_texts(texts, cast("Processor", _WithoutSpecialTokens(processor)), offsets=True)
+    return CausalInputs(encoded, processor, WordTargets(_marks(encoded, spans)))
 
 
 class _WithoutSpecialTokens:
@@ -243,30 +251,30 @@ class _WithoutSpecialTokens:
         return self._tokenizer(texts, add_special_tokens=False, **options)
 
 
-def _adds_end(tokenizer: Tokenizer) -> bool:
-    return tokenizer.eos_token is not None and tokenizer("a")["input_ids"][-1] == tokenizer.eos_token_id
+class _WithoutEnd(_WithoutSpecialTokens):
+    """A wrapper around the tokenizer of `processor` that leaves out the end token after a text."""
+
+    def __call__(self, texts: list[str], **options: Any) -> Any:
+        output = self._tokenizer(texts, **options)
+        return {key: [row[:-1] for row in rows] for key, rows in output.items()}
 
 
-def _joined(pairs: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[tuple[str, list[Span]]]:
-    """Join prompt, reply and end token of each pair; yield the text, and the span of reply and end token.
-
-    The end token is left out if the tokenizer adds its own.
-    """
-    end = "" if _adds_end(tokenizer) else tokenizer.eos_token or ""
-    for prompt, reply in pairs:
-        yield prompt + reply + end, [(len(prompt), len(prompt + reply + end))]
+def _ended(pairs: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> list[tuple[str, str]]:
+    """Return the pairs with the end token after each reply, unless the tokenizer adds its own."""
+    end = "" if adds_end(tokenizer) else tokenizer.eos_token or ""
+    return [(prompt, reply + end) for prompt, reply in pairs]
 
 
-def _marks(encoded: Encoded, spans: Sequence[Sequence[Span]], *, end: bool) -> Iterator[list[int]]:
-    """Yield a list for each encoded row: 1 for a token that begins inside one of its text's `spans`, 0 for any other.
+def _marks(encoded: Encoded, spans: Sequence[Sequence[Span]]) -> Iterator[list[int]]:
+    """Yield a list for each encoded row: 1 for a token with a character in one of its text's `spans`, 0 for any other.
 
-    If `end` is set, the last token also gets 1; it is the end token that the tokenizer has added.
+    A token may begin with the space before a span.
     """
     for text, offsets in zip(encoded.text.tolist(), encoded.offsets, strict=True):
-        row = [
-            int(any(first <= start < stop for first, stop in spans[text]) and start < over) for start, over in offsets
+        yield [
+            int(any(start < stop and first < over for first, stop in spans[text]) and start < over)
+            for start, over in offsets
         ]
-        yield [*row[:-1], 1] if end else row
 
 
 class _Continuations(Results[Outputs, TextAnswer | CandidatesAnswer]):

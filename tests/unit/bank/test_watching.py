@@ -16,6 +16,7 @@ import torch
 from tests.support.bytes_tokenizer import BYTES, bytes_tokenizer
 from tests.support.stored import tiny_tokenizer
 from tests.support.tiny import FAMILIES
+from tokenizers import processors
 from torch import Tensor
 from transformers import (
     BertConfig,
@@ -29,7 +30,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from lamina.bank import Reader, ReaderBank, watching
+from lamina.bank import Reader, ReaderBank, prompt_inputs, watching
 from lamina.bank.monitoring import token_logits
 from lamina.bank.step import Step
 from lamina.errors import ConfigError, UnknownNameError
@@ -285,6 +286,20 @@ def test_prompts_in_a_form_that_generate_does_not_take_are_refused(given: Any, m
         bank.stream(bank.model, given, monitors=[FLAG])
 
 
+def test_a_decoder_does_not_read_the_end_that_its_tokenizer_puts_after_a_prompt():
+    bank, written = bank_of(), []
+    bank.processor = tiny_tokenizer()
+    for ends in (False, True):
+        if ends:
+            template = processors.TemplateProcessing("$A [SEP]", None, special_tokens=[("[SEP]", 3)])
+            bank.processor.backend_tokenizer.post_processor = template
+            bank.processor.eos_token = "[SEP]"
+        else:
+            bank.processor.backend_tokenizer.post_processor = processors.Sequence([])
+        written.append([step.tokens.tolist() for step in bank.stream(bank.model, "the film", monitors=[FLAG], **SHORT)])
+    assert written[0] == written[1]
+
+
 def test_a_prompt_that_is_longer_than_the_position_table_is_refused():
     bank = ReaderBank(GPT2LMHeadModel(GPT2Config(vocab_size=99, n_embd=16, n_layer=1, n_head=2, n_positions=20)))
     bank.add("flag", Reader(AdaLayers(dim=8), TOKENS))
@@ -329,7 +344,7 @@ def test_texts_end_at_strings_with_the_banks_tokenizer():
 def test_prompts_that_are_no_texts_are_named_with_their_type_and_pairs_are_read():
     bank = bank_of()
     bank.processor = tiny_tokenizer()
-    encode: Any = unwrap(watching._encode_prompts)  # without the type checks of the tests
+    encode: Any = unwrap(prompt_inputs.encode_prompts)  # without the type checks of the tests
     for given, named in (
         (["a", None], "1 is of type NoneType"),
         ([1, 2], "0 is of type int"),
@@ -338,6 +353,11 @@ def test_prompts_that_are_no_texts_are_named_with_their_type_and_pairs_are_read(
         ([["a"]], "0 is of type list"),
     ):
         with pytest.raises(ConfigError, match=rf"bank\.stream: prompt {named}; a text, or a pair of texts, is needed"):
+            encode(bank, given)
+    for given, named in ((None, "NoneType"), (5, "int")):
+        with pytest.raises(
+            ConfigError, match=rf"the prompts are of type {named}; a text, texts, token ids or a mapping"
+        ):
             encode(bank, given)
     ids = torch.tensor([bank.processor("the", "film")["input_ids"]])
     expected = list(bank.stream(bank.model, ids, monitors=[FLAG], **SHORT))

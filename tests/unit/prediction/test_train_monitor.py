@@ -233,14 +233,13 @@ def test_a_finished_reply_is_read_as_the_tokens_that_the_model_has_written(mark:
     bank = ReaderBank(model, tokenizer)
     bank.add("tags", Reader(AdaLayers(dim=8), TokenClassification(("O", "B-bad", "I-bad"), encoder_layers=0)))
     watched = Monitor("tags", ("B-bad", "I-bad"), LastScore())
-    for prompt, reply, letter in (("The", " red", "▁"), ("So", ", or", ","), ("A", "nd", "n")):
+    space = "Ġ" if mark == "ByteLevel" else "▁"
+    for prompt, reply in (("The", " red"), ("So", ", or"), ("A", "nd")):
         prompted = tokenizer(prompt).input_ids
-        written = tokenizer.convert_tokens_to_ids([letter, *reply[1:].replace(" ", tokenizer.tokenize(" a")[0])])
-        ids = torch.tensor([[*prompted, *written]])
+        ids = torch.tensor([[*prompted, *tokenizer.convert_tokens_to_ids(list(reply.replace(" ", space)))]])
         scores = bank.eval().monitor_scores(watched, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-        if letter != "▁" or mark != "ByteLevel":
-            expected = float(scores[0, len(prompted) :].max())
-            assert score_replies(bank, watched, [(prompt, reply)]) == pytest.approx([expected], abs=1e-5)
+        expected = float(scores[0, len(prompted) :].max())
+        assert score_replies(bank, watched, [(prompt, reply)]) == pytest.approx([expected], abs=1e-5)
 
 
 def test_replies_that_lost_the_space_before_them_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -267,19 +266,16 @@ def test_the_space_that_a_chat_template_puts_before_a_reply_belongs_to_the_reply
     path = written(
         tmp_path, [{"messages": turns, "label": "bad", "where": [[8, 11]]}, {"messages": turns, "label": "ok"}]
     )
-    user, reply = "{% for m in messages %}{% if m.role == 'user' %}", "{% else %}"
-    for template, expected in (  # Llama 2's, ChatML, one that keeps white space, one that writes a thought before it
-        (f"{user}[INST] {{{{ m.content.strip() }}}} [/INST]{reply} {{{{ m.content.strip() }}}} </s>", " is not bad "),
-        (f"{user}A\n{{{{ m.content.strip() }}}}\n{reply}B\n{{{{ m.content.strip() }}}}\n", "is not bad "),
-        (f"{user}[{{{{ m.content }}}}]{reply}{{{{ m.content }}}}\n", " is not bad "),
-        (f"{user}[{{{{ m.content }}}}]{reply}<think>\n</think>{{{{ m.content }}}}\n", " is not bad "),
-    ):
-        end = (
-            "{% if add_generation_prompt and 'B' in '"
-            + template[-40:].replace("\n", " ").replace("'", "")
-            + "' %}B\n{% endif %}"
-        )
-        tokenizer.chat_template = f"{template}{{% endif %}}{{% endfor %}}{end}"
+    start, reply, end = "{% for m in messages %}{% if m.role == 'user' %}", "{% else %}", "{% endif %}{% endfor %}"
+    prompt = "{% if add_generation_prompt %}B\n{% endif %}"
+    templates = {
+        "Llama 2": ("[INST] {{ m.content.strip() }} [/INST]", " {{ m.content.strip() }} </s>", "", " is not bad "),
+        "ChatML": ("A\n{{ m.content.strip() }}\n", "B\n{{ m.content.strip() }}\n", prompt, "is not bad "),
+        "keeps white space": ("[{{ m.content }}]", "{{ m.content }}\n", "", " is not bad "),
+        "writes a thought": ("[{{ m.content }}]", "<think>\n</think>{{ m.content }}\n", "", " is not bad "),
+    }
+    for asked, answered, begun, expected in templates.values():
+        tokenizer.chat_template = start + asked + reply + answered + end + begun
         bad, good = replies_of(read_labels(path, ReplyColumns(spans="where"), "bad"), tokenizer)[0]
         assert (bad.reply, good.reply) == (expected, expected)
         assert [bad.reply[slice(*span)] for span in bad.spans] == ["bad"]

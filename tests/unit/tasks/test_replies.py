@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any
 import datasets
 import pytest
 import torch
-from tests.support.causal import TEMPLATE, VOCABULARY, causal_model, causal_tokenizer
+from tests.support.causal import END, TEMPLATE, VOCABULARY, causal_model, causal_tokenizer
 from tests.support.files import jsonl
+from tests.support.marking import MARKS, letters
+from tokenizers import Tokenizer, models, normalizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from lamina import evaluate, finetune, predict
+from lamina.data.encode import encode_replies
 from lamina.errors import ConfigError, DataError
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
@@ -74,6 +78,67 @@ def test_of_a_chat_the_replies_are_learnt_with_their_ends(template: str):
 def test_of_a_prompt_with_a_reply_the_reply_is_learnt_with_an_end():
     expected = [("is anna good very good <end>", "very good <end>"), ("was it fun not <end>", "not <end>")]
     assert read_and_learnt(of(PAIRS, text="prompt", text_pair="reply"), causal_tokenizer()) == expected
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_prompt_that_ends_in_a_space_leaves_the_reply_all_its_tokens(mark: str):
+    """Tokenised as one text, the space belongs to the first word of the reply, which was not learnt then."""
+    tokenizer = letters(mark)
+    tokenizer.eos_token = "?"
+    rows = [
+        {"prompt": "A,", "reply": " yes"},
+        {"prompt": "A, ", "reply": "yes"},
+        {"prompt": "A", "reply": "\nyes"},
+    ]
+    split = of(rows, text="prompt", text_pair="reply").split("train")
+    inputs = KIND.encode(split, tokenizer, EncodeOptions(part="train", max_length=32))
+    batch = inputs.batch(range(3))
+    for ids, labels, row in zip(batch["input_ids"], batch["labels"], rows, strict=True):
+        prompt = tokenizer(row["prompt"])["input_ids"]
+        assert ids.tolist()[: len(prompt)] == prompt  # what the model reads before it writes
+        learnt = tokenizer.convert_ids_to_tokens(labels[labels != -100].tolist())
+        spaces = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n"})
+        assert "".join(learnt).translate(spaces) == row["reply"] + "?"
+
+
+def test_replies_that_are_too_long_are_truncated_on_the_side_of_the_tokenizer():
+    tokenizer, rows = letters("Prepend"), [("ab", "cdefgh"), ("a", "b")]
+    for side, read, marks in (("right", "<s>▁abcd", [0, 0, 0, 0, 1, 1]), ("left", "<s>defgh", [0, 1, 1, 1, 1, 1])):
+        tokenizer.truncation_side = side
+        encoded, found = encode_replies(rows, tokenizer, max_length=6)
+        assert "".join(tokenizer.convert_ids_to_tokens(encoded.batch([0], {})["input_ids"][0].tolist())) == read
+        assert (found, encoded.truncated) == ([marks, [0, 0, 0, 1]], 1)
+    with pytest.raises(ConfigError, match="max_length is 1; the special tokens alone are 1"):
+        encode_replies(rows, tokenizer, max_length=1)
+
+
+def test_a_token_that_takes_in_the_space_before_a_reply_of_a_chat_is_learnt():
+    backend = Tokenizer(
+        models.BPE({token: at for at, token in enumerate(["<end>", "B", ":", "▁", "a", "▁a"])}, [("▁", "a")])
+    )
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content + 'B: ' }}{% else %}{{ m.content + '<end>' }}"
+        "{% endif %}{% endfor %}"
+    )
+    split = of([{"messages": chat("aa", "aa")}] * 2).split("train")
+    batch = KIND.encode(split, tokenizer, EncodeOptions(part="train", max_length=32)).batch([0])
+    learnt = batch["labels"][0][batch["labels"][0] != -100].tolist()
+    assert tokenizer.convert_ids_to_tokens(learnt) == ["▁a", "a", "<end>"]
+
+
+def test_a_text_to_continue_has_no_end():
+    ending = causal_tokenizer()
+    template = processors.TemplateProcessing("$A <end>", "$A <end> $B <end>", special_tokens=[("<end>", END)])
+    ending.backend_tokenizer.post_processor = template
+    texts = ["is anna good", "", "was it"]
+    for tokenizer in (ending, causal_tokenizer()):
+        inputs = KIND.encode(KIND.examples(texts, tokenizer), tokenizer, EncodeOptions(part="predict", max_length=8))
+        batch = inputs.batch([0, 1, 2])
+        rows = zip(batch["input_ids"], batch["attention_mask"], strict=True)
+        read = [[VOCABULARY[token] for token in ids[mask == 1]] for ids, mask in rows]
+        assert read == [["is", "anna", "good"], ["<end>"], ["was", "it"]]
 
 
 def test_an_end_that_the_tokenizer_adds_itself_comes_once(metaspace: Any):
