@@ -7,9 +7,9 @@ import itertools
 import json
 from collections import defaultdict
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, cast, final
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from torch import Tensor
 from lamina.data.arrow import CHUNK, Column, Ragged, chunks, dataset_of, join_tables
 from lamina.data.continuations import WindowColumns, continued_windows, frame_of, joined_pairs
 from lamina.errors import ConfigError
+from lamina.layers.padding import reads_padding
 from lamina.layers.stack import UNLIMITED, position_limit
 from lamina.layers.types import encodable, padding_of, start_token, tokenizer_of
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     import datasets
     from jaxtyping import Int
+    from torch import nn
     from transformers import PreTrainedModel
 
     from lamina.data.continuations import Frame
@@ -179,10 +181,12 @@ class Windows:
     Attributes:
         encoded: Windows of texts, or blocks of joined texts.
         processor: The tokenizer, or a processor that contains one; it determines the padding values.
+        equal_lengths: Whether all rows of a batch must have the same length; see `for_model`.
     """
 
     encoded: Encoded
     processor: Processor
+    equal_lengths: bool = field(default=False, kw_only=True)
 
     @property
     def lengths(self) -> Any:  # an array, which pyright does not take for the sequence of int that `Inputs` has  # noqa: ANN401
@@ -201,6 +205,11 @@ class Windows:
     def digest(self) -> str:
         """A hash of the tokens and of their division into rows."""
         return self.encoded.digest
+
+    def for_model(self, model: nn.Module) -> Self:
+        """Return these inputs, with `equal_lengths` set if padding would change the results of the model."""
+        varies = len(set(self.lengths.tolist())) > 1
+        return replace(self, equal_lengths=True) if varies and reads_padding(model) else self
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:  # noqa: ARG002  alike in every epoch
         """Return a model's arguments for the rows with these indices; see `Encoded.batch`. `epoch` is unused."""

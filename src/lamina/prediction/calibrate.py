@@ -393,7 +393,7 @@ def _running_scores(
     tokenizer = tokenizer_of(cast("Processor", runner.processor))
     special = special_ids(tokenizer)
     second = task.split(group.part).pairs and task.kind.judges_second  # only the second text is judged
-    batches = length_batches(inputs.lengths, options.scoring_batch_size)
+    batches = length_batches(inputs.lengths, options.scoring_batch_size, equal=group.equal_lengths)
     for rows in progress_bar(batches, show=options.progress, unit="batch", leave=False):
         batch = inputs.batch(rows)
         batch.pop("labels", None)

@@ -129,6 +129,7 @@ def extract(  # noqa: PLR0913
         texts, table = _read(Path(source), text, text_pair)
         limit = length_limit(bank.model, check_tokenizer(processor), max_length)
         inputs = TextInputs.of(Split.of(texts), processor, EncodeOptions(part="predict", max_length=limit))
+        inputs = inputs.for_model(bank.model)
         chosen = tuple(select(layers, source_stack.layers, op="extract"))
         plan = _Plan(bank, inputs, source_stack, chosen, pooling, dtype, limit, text_pair is not None)
         with claimed(folder, [PLAN, STATES, LENGTHS, TABLE, *plan.names]):
@@ -272,7 +273,7 @@ class _Plan:
         not have one state per token.
         """
         lengths = [int(self.inputs.lengths[row]) for row in rows]
-        for batch in length_batches(lengths, batch_size):
+        for batch in length_batches(lengths, batch_size, equal=self.inputs.equal_lengths):
             numbers = [rows.start + at for at in batch]
             tensors = {key: value.to(self.bank.device) for key, value in self.inputs.batch(numbers).items()}
             by_layer = self.bank.record_states({self.stack.name: self.layers}, tensors)[self.stack.name]

@@ -15,6 +15,7 @@ from torch import nn
 from lamina.bank import ReaderBank, ReaderModule
 from lamina.bank.reader import warn_of_untrained
 from lamina.data.continuations import reads_replies_apart
+from lamina.data.encode import Windows
 from lamina.data.state_cache import hash_processor
 from lamina.errors import ConfigError, LaminaError, UnknownNameError
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_modules, fingerprint_of_tensors
@@ -414,6 +415,7 @@ class Predictor:
 
     def _encode(self, reading: Reading, splits: Mapping[str, Split]) -> Group:
         inputs = reading.kind.encode(splits[reading.kind.name], self._runner.processor, reading.options)
+        inputs = inputs.for_model(self._runner.base) if isinstance(inputs, Windows) else inputs
         return Group("predict", reading.tasks, inputs, {})
 
     def answer_by_pass(

@@ -27,6 +27,7 @@ from lamina.data.batches import length_batches
 from lamina.data.encode import encode, length_limit
 from lamina.errors import ConfigError, LaminaError, NotFiniteError
 from lamina.layers.discovery import pick_stack
+from lamina.layers.padding import reads_padding
 from lamina.layers.preserve import evaluating
 from lamina.layers.selectors import select
 from lamina.layers.types import check_tokenizer, encodable, padding_of, tokenizer_of
@@ -469,7 +470,8 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
         """
         encoded, lengths = prepared.encoded, [int(length) for length in prepared.encoded.lengths]
         vectors: dict[int, list[float]] = {}
-        for number, rows in enumerate(length_batches(lengths, _ROWS, budget=budget)):
+        equal = len(set(lengths)) > 1 and reads_padding(self.bank.model)
+        for number, rows in enumerate(length_batches(lengths, _ROWS, equal=equal, budget=budget)):
             if number:
                 yield
             batch = encoded.batch(rows, padding_of(self.bank.processor))

@@ -143,7 +143,7 @@ def text_inputs(
         max_length=length_limit(model, tokenizer, max_length),
         offsets=False,
     )
-    return TextInputs(encoded, tokenizer)
+    return TextInputs(encoded, tokenizer).for_model(model)
 
 
 def row_groups(count: int, size: int, seed: int) -> list[list[int]]:

@@ -14,6 +14,7 @@ import pandas as pd
 
 from lamina.cells import run_cells as runner
 from lamina.cells.run_cells import Cell, Failure, Shelf, note_failures
+from lamina.data.encode import Windows
 from lamina.data.state_cache import hash_processor
 from lamina.editing.editable import select_blocks
 from lamina.errors import ConfigError, DataError, LaminaError, error_context
@@ -208,7 +209,8 @@ def encode_rows(
     processor, the processor does not fit the task, or the model does not allow `max_length`.
     """
     limit = _length_limit(task, model, processor, max_length)
-    return task.kind.encode(split, processor, EncodeOptions(part="predict", max_length=limit))
+    inputs = task.kind.encode(split, processor, EncodeOptions(part="predict", max_length=limit))
+    return inputs.for_model(model) if isinstance(inputs, Windows) else inputs
 
 
 def _length_limit(task: Task, model: PreTrainedModel, processor: Processor | None, max_length: int | None) -> int:

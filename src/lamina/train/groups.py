@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lamina.data.continuations import reads_replies_apart
+from lamina.data.encode import Windows
 from lamina.errors import ConfigError, check_known
 from lamina.tasks.base import EncodeOptions, Inputs, Kind, KindedTask, Targets
 from lamina.tasks.recorded_rows import StatesInputs, recorded_inputs
@@ -88,7 +89,10 @@ def groups_of(
         by_inputs[task.kind.inputs][name] = task
     for same_inputs in by_inputs.values():
         limit = max_length(runner, same_inputs, options.max_length) if runner.processor is not None else 1
-        yield from group_tasks(same_inputs, options.encode_options(part, limit), runner.processor, encodings)
+        for group in group_tasks(same_inputs, options.encode_options(part, limit), runner.processor, encodings):
+            if isinstance(group.inputs, Windows):
+                group.inputs = group.inputs.for_model(runner.base)
+            yield group
 
 
 def max_length(runner: Runner, tasks: Mapping[str, KindedTask], requested: int | None) -> int:

@@ -52,7 +52,7 @@ class Group:
 
     @property
     def equal_lengths(self) -> bool:
-        """Whether all rows of a batch must have the same length, because the model has no mask for padding."""
+        """Whether all rows of a batch must have the same length, because padding would change the model's results."""
         return bool(getattr(self.inputs, "equal_lengths", False))
 
     @property

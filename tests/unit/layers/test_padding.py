@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tests.support.training import WORDS, tiny_tokenizer
+from transformers import (
+    AutoModel,
+    BertConfig,
+    ConvBertConfig,
+    DebertaV2Config,
+    FNetConfig,
+    GPT2Config,
+    RwkvConfig,
+    T5Config,
+    ViTConfig,
+    XLNetConfig,
+    YosoConfig,
+)
+
+from lamina import Reader, ReaderBank, evaluate, fit, predict
+from lamina.data.batches import length_batches
+from lamina.fusion.ada_layers import AdaLayers
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.layers.padding import reads_padding
+from lamina.studies.passes import text_inputs
+from lamina.tasks.task import Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SIZES: dict[str, Any] = {"vocab_size": len(WORDS), "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 16}
+HEADS: dict[str, Any] = {**SIZES, "num_attention_heads": 2, "max_position_embeddings": 32}
+READ = {  # config -> whether padding changes the states of tokens
+    "fnet": (FNetConfig(**SIZES, max_position_embeddings=32, pad_token_id=3), True),
+    "yoso": (YosoConfig(**HEADS), True),
+    "convbert": (ConvBertConfig(**HEADS, embedding_size=16), True),
+    "bert": (BertConfig(**HEADS), False),
+    "deberta-v2": (DebertaV2Config(**HEADS), False),
+    "gpt2": (GPT2Config(vocab_size=len(WORDS), n_embd=16, n_layer=2, n_head=2, n_positions=32), False),
+    "rwkv": (RwkvConfig(vocab_size=40, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16), False),
+    "t5": (T5Config(vocab_size=40, d_model=16, d_ff=16, d_kv=8, num_layers=2, num_heads=2), False),
+    "xlnet": (XLNetConfig(vocab_size=40, d_model=16, n_layer=2, n_head=2, d_inner=16), False),
+    "vit": (ViTConfig(**SIZES, num_attention_heads=2, image_size=8, patch_size=4), False),
+}
+
+
+def built(family: str) -> PreTrainedModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return AutoModel.from_config(READ[family][0]).eval()
+
+
+@pytest.mark.parametrize("family", READ)
+def test_models_that_read_padding_are_found(family: str):
+    assert reads_padding(built(family)) == READ[family][1]
+
+
+@pytest.mark.parametrize("family", ["fnet", "yoso", "convbert"])
+def test_results_do_not_depend_on_the_texts_beside(family: str):
+    bank = ReaderBank(built(family), processor=tiny_tokenizer())
+    bank.add("mood", Reader(AdaLayers(dim=8), SequenceClassification(("bad", "good"), pooling="mean"), seed=0))
+    texts = ["anna", "the film is good", "paris is very fun and slow", "the film", "not bad at all", "is it"]
+    rows = [{"text": text, "label": ("bad", "good")[at % 2]} for at, text in enumerate(texts)]
+    task = Task.from_dataset("sequence_classification", dict.fromkeys(("train", "validation", "test"), rows))
+    fit(bank, {"mood": task}, epochs=2, batch_size=4, seed=0)
+    alone = [predict(bank, [text])[0]["mood"]["probabilities"] for text in texts]
+    together = [answer["mood"]["probabilities"] for answer in predict(bank, texts)]
+    assert together == [pytest.approx(one, abs=1e-6) for one in alone]
+    losses = [evaluate(bank, {"mood": task}, batch_size=size)["mood"] for size in (1, 6)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+
+
+def test_rows_of_one_length_share_batches():
+    texts = ["anna is good", "the film", "is it bad", "fun"]
+    for family, batches in (("fnet", [[0, 2], [1], [3]]), ("bert", [[0, 2, 1, 3]])):
+        inputs = text_inputs(built(family), texts, tiny_tokenizer(), None, op="lens")
+        assert length_batches(inputs.lengths, 4, equal=inputs.equal_lengths) == batches
