@@ -73,6 +73,9 @@ def rearrange(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], o
     for name, module in model.named_modules():
         if name in old and name in new and (path is None or not name.startswith(f"{path}.")):
             _copy_changes(module, old[name], new[name])
+            for buffer in old[name]._buffers.keys() - new[name]._buffers.keys():
+                module._buffers.pop(buffer, None)  # such as the rotary frequencies of a kind of block that is gone
+                module._non_persistent_buffers_set.discard(buffer)
     _rename_ties(model, plan)
     copies = tuple(f"{path}.{place}." for place, layer in enumerate(order) if path and layer in order[:place])
     added = tuple(name for name, _ in model.named_parameters() if name.startswith(copies))
@@ -381,14 +384,21 @@ def _rename_ties(model: PreTrainedModel, plan: _Plan) -> None:
     tied.update({name: source for name, source in renamed.items() if name not in ties.values()} | ties)
 
 
+# Which names are buffers, and which buffers are saved; a record without a buffer that is still there would save it.
+_RECORDS_OF_TORCH = frozenset(vars(nn.Module()))
+
+
 def _copy_changes(target: object, was: object, now: object) -> None:
     """Copy attributes that depend on the number of blocks to `target`, a module or config, and to its nested configs.
 
     `was` and `now` are the same module or config before and after the move. Where they differ, integers, lists, tuples
-    and sets are copied; also the overrides per block, the names of tied weights and `CACHE_DEPTH`.
+    and sets are copied; also the overrides per block, the names of tied weights and `CACHE_DEPTH`. Attributes in which
+    torch keeps its own records of a module are left out.
     """
     for name, value in vars(now).items():
         old = vars(was).get(name)
+        if isinstance(now, nn.Module) and name in _RECORDS_OF_TORCH:
+            continue
         if hasattr(value, "to_dict") and hasattr(old, "to_dict"):
             if getattr(target, name, None) is not None:
                 _copy_changes(getattr(target, name), old, value)

@@ -56,19 +56,20 @@ _WITHOUT_EFFECT = frozenset(
 def check_reloads(model: PreTrainedModel, op: str) -> None:
     """Check that a model's config and recorded edits describe its weights: a saved model is built from these two.
 
-    A model of the same class is built without memory for weights, and the names, shapes and sharing of all weights are
-    compared. Models whose config says how they are quantised are not checked, nor are models with adapters (PEFT),
-    which are merged before they are saved. Classes that cannot be built from their config are not checked either, with
-    a warning. Another warning names a setting of a module, such as its activation, that was changed by hand and that a
-    loaded model would not have.
+    A model of the same class is built without memory for weights. The names, shapes and sharing of all weights are
+    compared, and the names and shapes of all buffers that are saved. Models whose config says how they are quantised
+    are not checked, nor are models with adapters (PEFT), which are merged before they are saved. Classes that cannot be
+    built from their config are not checked either, with a warning. Another warning names a setting of a module, such as
+    its activation, that was changed by hand and that a loaded model would not have.
 
     Args:
         model: A transformers model.
         op: The operation, for messages.
 
     Raises:
-        ConfigError: If, in the model that would be loaded, a weight is missing, has another shape or has no place, or a
-            weight that blocks share now would not be shared; or if the model was quantised after it was loaded.
+        ConfigError: If, in the model that would be loaded, a weight or saved buffer is missing, has another shape or
+            has no place, or a weight that blocks share now would not be shared; or if the model was quantised after it
+            was loaded.
     """
     if getattr(model.config, "quantization_config", None) is not None or has_peft(model):
         return
@@ -138,8 +139,8 @@ def _rebuilt(model: PreTrainedModel) -> PreTrainedModel:
 def _problem(model: PreTrainedModel, empty: PreTrainedModel, under: str) -> str | None:
     """Return why a model cannot be built again from its config and its edits, as text; None if it can.
 
-    `empty` is the model without weights that was built from both. Only weights whose names begin with `under` are
-    compared: their names, their shapes, and which of them blocks share. Values are not compared.
+    `empty` is the model without weights that was built from both. Only weights and persistent buffers whose names begin
+    with `under` are compared: their names, their shapes, and which weights blocks share. Values are not compared.
     """
     own, expected = _shapes(model, under), _shapes(empty, under)
     problem = weight_problem(empty, expected.keys() - own.keys(), own.keys() - expected.keys(), exact=True)
@@ -160,7 +161,13 @@ def _named(model: nn.Module, under: str) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _shapes(model: nn.Module, under: str) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(weight.shape) for name, weight in _named(model, under)}
+    """Return name -> shape of everything below `under` that is saved: weights, and buffers that are persistent."""
+    shapes = {name: tuple(weight.shape) for name, weight in _named(model, under)}
+    saved = model.state_dict(keep_vars=True)
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        if name in saved and (plain := name.replace("_orig_mod.", "")).startswith(under):
+            shapes[plain] = tuple(buffer.shape)
+    return shapes
 
 
 def _shared_by_blocks(model: nn.Module, under: str) -> set[frozenset[str]]:
