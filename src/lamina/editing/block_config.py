@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,9 @@ from lamina.layers.roles import BLOCK_SETTINGS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from transformers import PretrainedConfig
+    from transformers import GenerationConfig, PretrainedConfig
+
+logger = logging.getLogger(__name__)
 
 OVERRIDES = "_heterogeneity_spec"  # attribute of configs (transformers 5.23) with the settings of single blocks
 CACHE_DEPTH = "decoder_layers"  # setting that tells transformers how many entries a decoder's cache needs
@@ -249,3 +252,28 @@ def _set_short_forms(part: PretrainedConfig, depth: int, order: Sequence[int]) -
         part.stage_names = [*stages[:1], *(f"stage{place}" for place in range(1, len(order) + 1))]
         features = [name for name in part.out_features if name in part.stage_names]
         part.set_output_features_output_indices(out_features=features or part.stage_names[-1:], out_indices=None)
+
+
+def move_alignment_heads(generation: GenerationConfig | None, order: Sequence[int], op: str) -> None:
+    """Update, in place, the heads of a Whisper decoder from which `generate` computes the timestamps of tokens.
+
+    They are pairs (block, head), both from 0. A pair follows its block, and with a repeated block the original, not a
+    copy. Pairs of removed blocks are removed. Without the last pair, the setting is removed, with a warning: then
+    `generate` says that there are no timestamps of tokens.
+
+    Args:
+        generation: The model's settings for generation; without such heads, nothing happens. None: do nothing.
+        order: The decoder's blocks after the edit, as their numbers before it, from 1.
+        op: The operation, for the warning.
+    """
+    if generation is None or not (pairs := getattr(generation, "alignment_heads", None)):
+        return
+    places = {layer - 1: place for place, layer in reversed(list(enumerate(order)))}
+    moved = [[places[block], head] for block, head in pairs if block in places]
+    if moved:
+        setattr(generation, "alignment_heads", moved)  # noqa: B010 - the class does not declare it
+        return
+    delattr(generation, "alignment_heads")
+    blocks = ", ".join(str(block + 1) for block in sorted({block for block, _ in pairs}))
+    reason = f"they are computed from attention heads of the decoder blocks {blocks}, and none of these is left"
+    logger.warning("%s: timestamps of words are no longer available: %s.", op, reason)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from lamina.editing.block_config import CACHE_DEPTH, OVERRIDES, cut_configs
+from lamina.editing.block_config import CACHE_DEPTH, OVERRIDES, cut_configs, move_alignment_heads
 from lamina.editing.editable import check_shared
 from lamina.errors import ConfigError, first_line
 from lamina.layers.block_moves import is_first, names_after
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _PLAIN = (bool, int, float, str, list, tuple, type(None))
 _HAND = "It was changed by hand; load it again."
+_GENERATING = ("decoder", "main")  # stacks whose blocks the settings for generation may name
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Rearranged:
 
 
 def rearrange(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], op: str) -> Rearranged:
-    """Put the blocks of a stack in a new order, in place, with some left out or repeated; adapt the config.
+    """Put the blocks of a stack in a new order, in place, with some left out or repeated; adapt the configs.
 
     `order` has the numbers of present blocks, from 1. The first occurrence of a number is the block itself; others are
     copies. If a check fails, the model is unchanged. `op` is the operation, for messages.
@@ -77,6 +78,8 @@ def rearrange(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], o
                 module._buffers.pop(buffer, None)  # such as the rotary frequencies of a kind of block that is gone
                 module._non_persistent_buffers_set.discard(buffer)
     _rename_ties(model, plan)
+    if stack.name in _GENERATING:
+        move_alignment_heads(getattr(model, "generation_config", None), order, op)
     copies = tuple(f"{path}.{place}." for place, layer in enumerate(order) if path and layer in order[:place])
     added = tuple(name for name, _ in model.named_parameters() if name.startswith(copies))
     settings: dict[str, JSON] = {"order": list(order), "path": path}
