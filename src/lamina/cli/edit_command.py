@@ -12,7 +12,7 @@ from typer import Option
 
 from lamina.cli import shared_options as options
 from lamina.cli.shared_options import check_used, print_json, print_table, selector_of
-from lamina.errors import ConfigError, UnsupportedModelError, check_known
+from lamina.errors import ConfigError, UnsupportedModelError, check_known, first_line
 from lamina.utils import JSON, is_file
 
 if TYPE_CHECKING:
@@ -320,7 +320,7 @@ def _run(name: str, head: str | None, steps: list[Apply], out: Path | None, *, n
     `head` is the kind of task, or the class of transformers, of the model's head (None: the saved class). A model in
     `out` is replaced; if `out` is None, nothing is saved, and the edits are tried on a model without weights. With
     `new_weights`, weights that the files lack start at random. Raises LaminaError if the model cannot be loaded or
-    saved, or an edit does not fit it.
+    saved, an edit does not fit it, or it ran before the edits and fails after them.
     """
     from lamina.editing.block_picture import stack_pictures
     from lamina.editing.record import edits, names_now
@@ -329,7 +329,7 @@ def _run(name: str, head: str | None, steps: list[Apply], out: Path | None, *, n
     head = head or saved_class(name)
     model, processor = (outline(name, head), None) if out is None else load(name, head, new_weights=new_weights)
     before, known = _counts(model), len(edits(model))
-    outputs = {} if out is None else _outputs(model)
+    outputs = None if out is None else _outputs(model)
     lost = [report for step in steps for report in step(model, processor)]
     record = edits(model)
     made = record[known:]
@@ -338,6 +338,7 @@ def _run(name: str, head: str | None, steps: list[Apply], out: Path | None, *, n
     after = _counts(model)
     healed = any(report.healed is not None for report in lost)
     unchanged = [p.numel() for key, p in model.named_parameters() if key not in changed]
+    difference = None if outputs is None else _difference(outputs, _outputs(model))
     facts = EditFacts(
         model=name,
         architecture=type(model).__name__,
@@ -345,7 +346,7 @@ def _run(name: str, head: str | None, steps: list[Apply], out: Path | None, *, n
         before=before,
         after=after,
         unchanged_parameters=0 if healed else sum(unchanged),
-        output_difference=None if out is None else _difference(outputs, _outputs(model)),
+        output_difference=difference,
         saved=None if out is None else str(out),
         blocks=stack_pictures(made, {stack: layers - 1 for stack, layers in after["layers"].items()}),
         lost=[report.to_dict() for report in lost],
@@ -379,28 +380,53 @@ def _counts(model: PreTrainedModel) -> Counts:
     return Counts(layers=layers, parameters=model.num_parameters(), trainable=trainable)
 
 
-def _outputs(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return name -> tensor of a model's outputs on a small random batch, computed in eval mode.
+class Outputs(NamedTuple):
+    """Outputs of a model on a small random batch, from `_outputs`.
 
-    If the head cannot run on this batch, the model runs without it. If that fails too, the result is {}.
+    Attributes:
+        tensors: Name -> tensor. {} if neither the model nor its backbone can run.
+        with_head: Whether the model itself ran, not only its backbone.
+        problem: How the model's first run failed; "" if it did not.
+    """
+
+    tensors: dict[str, Tensor]
+    with_head: bool
+    problem: str
+
+
+def _outputs(model: PreTrainedModel) -> Outputs:
+    """Return a model's outputs on a small random batch, computed in eval mode.
+
+    If the head cannot run on this batch, the model runs without it.
     """
     from lamina.layers.preserve import preserve_model
-    from lamina.layers.probe_input import NoInputError, probe_input
+    from lamina.layers.probe_input import probe_input
 
     base: PreTrainedModel = getattr(model, "base_model", model)
+    problem = ""
     with preserve_model(model):
         for part, full in product(dict.fromkeys((model, base)), (None, True)):  # a model with towers needs a full input
             try:
                 output = part(**probe_input(part, _TOKENS, _SEED, full=full).inputs, return_dict=True)
-            except (RuntimeError, ValueError, TypeError, AttributeError, NoInputError):
+            except Exception as error:  # models raise many types of errors
+                problem = problem or f"{type(error).__name__}: {first_line(error)}"
                 continue
-            return {name: value for name, value in output.items() if hasattr(value, "is_floating_point")}
-    return {}
+            tensors = {name: value for name, value in output.items() if hasattr(value, "is_floating_point")}
+            return Outputs(tensors, part is model, problem)
+    return Outputs({}, with_head=False, problem=problem)
 
 
-def _difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float | None:
-    same = [name for name in before if name in after and before[name].shape == after[name].shape]
-    differences = (float((before[name].double() - after[name].double()).abs().max()) for name in same)
+def _difference(before: Outputs, after: Outputs) -> float | None:
+    """Return the largest absolute difference of outputs of one name and shape; None if there are none.
+
+    Raises ConfigError if the model ran before the edits, and it, or its backbone, fails after them.
+    """
+    if (before.with_head and not after.with_head) or (before.tensors and not after.tensors):
+        problem = f"the model ran before the edits and fails after them ({after.problem})"
+        raise ConfigError(f"edit: {problem}. Nothing was saved. Edit other layers.")
+    names = [name for name, tensor in before.tensors.items() if name in after.tensors]
+    pairs = [(before.tensors[name], after.tensors[name]) for name in names]
+    differences = (float((was.double() - now.double()).abs().max()) for was, now in pairs if was.shape == now.shape)
     return max(differences, default=None)
 
 

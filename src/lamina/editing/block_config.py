@@ -28,7 +28,14 @@ _ANY_DEPTH = _DEPTHS["encoder"]  # the names for a tower, which has a config of 
 
 
 def cut_configs(
-    config: PretrainedConfig, stack: str, depth: int, order: Sequence[int], op: str, *, owner: object = None
+    config: PretrainedConfig,
+    stack: str,
+    depth: int,
+    order: Sequence[int],
+    op: str,
+    *,
+    owner: object = None,
+    with_head: bool = True,
 ) -> Iterator[PretrainedConfig]:
     """Yield candidates for the config that a model has after the edit of a stack, the most likely first.
 
@@ -43,15 +50,17 @@ def cut_configs(
         op: The operation, for messages.
         owner: The config of the part of the model that has the stack, which may be nested in `config`. It is tried
             first. None: not known.
+        with_head: Whether the model has a head, which may need the outputs of certain blocks.
 
     Raises:
-        ConfigError: Once iterated, if no setting of the config holds the depth, the family cannot have this order, or
-            settings would contradict each other.
+        ConfigError: Once iterated, if no setting of the config holds the depth, the family cannot have this order, a
+            head needs the output of a block that would be removed, or settings would contradict each other.
     """
     parts = {name: getattr(config, name) if name else config for name in ("", *_inner(config))}
     own = [part for part in parts.values() if part is owner] or [*parts.values()]
     _check_attention(own, order, op)
     _check_first(own, order, op)
+    _check_taps(config, own, depth, order, op, with_head=with_head)
     holders = [name for name in parts if _depth_names(config, name, stack, depth)]
     holders.sort(key=lambda name: parts[name] is not owner)
     if not holders:
@@ -65,6 +74,8 @@ def cut_configs(
             names = _depth_names(cut, name, stack, depth)
             try:
                 unknown = _set_blocks(part, names, depth, order, every_list=every_list)
+                for holder, setting in _taps(cut, [part]):
+                    _renumber(holder, setting, order, first=0)
             except ValueError as error:  # some settings follow from others, which may contradict each other now
                 problem = f"with these blocks the config is not consistent ({first_line(error)})"
                 raise ConfigError(f"{op}: {problem}. Keep other blocks.") from error
@@ -112,6 +123,57 @@ def _check_first(parts: Sequence[PretrainedConfig], order: Sequence[int], op: st
 
 
 _BORROWING = {"indexer_types": "shared"}  # entry per block -> its value for blocks that use a result of an earlier one
+
+
+def _taps(config: PretrainedConfig, parts: Sequence[PretrainedConfig]) -> list[tuple[PretrainedConfig, str]]:
+    """Return the settings that list blocks whose outputs a head reads, as (config that has the list, its name).
+
+    `parts` are the configs that describe the blocks: `config` itself, or configs nested in it.
+    """
+    settings = BLOCK_SETTINGS.taps.items()
+    own = [(part, name) for name, inner in settings if not inner for part in parts]
+    outer = [(config, name) for name, inner in settings if inner and getattr(config, inner, None) in parts]
+    return [(holder, name) for holder, name in own + outer if isinstance(getattr(holder, name, None), list | tuple)]
+
+
+def _check_taps(
+    config: PretrainedConfig,
+    parts: Sequence[PretrainedConfig],
+    depth: int,
+    order: Sequence[int],
+    op: str,
+    *,
+    with_head: bool,
+) -> None:
+    """Raise ConfigError if a head reads the output of a block that would be removed.
+
+    The head has a part for each output that it reads, and cannot run without one. A backbone whose config is nested in
+    `config` is read by the rest of the model. If it returns the top block alone, that may be any block. `parts` are
+    those of `_check_attention`; the other arguments are those of `cut_configs`.
+    """
+    read = {name: list(getattr(holder, name)) for holder, name in _taps(config, parts) if with_head}
+    for part in parts:
+        stages = list(getattr(part, "stage_names", None) or ())
+        if part is not config and len(stages) == depth + 1 and part.out_features != stages[-1:]:
+            read["out_features"] = [stages.index(name) - 1 for name in part.out_features]
+    for name, numbers in read.items():
+        blocks = [number + 1 for number in numbers if 0 <= number < depth]
+        if lost := [layer for layer in blocks if layer not in order]:
+            which, needed = (", ".join(map(str, layers)) for layers in (lost, blocks))
+            problem = f"the head reads the outputs of the blocks {needed} ('{name}'), and {which} would be removed"
+            raise ConfigError(f"{op}: {problem}. Keep these blocks.")
+
+
+def _renumber(part: PretrainedConfig, name: str, order: Sequence[int], *, first: int) -> None:
+    """Update the setting `name` of a config, a list of blocks that are numbered from `first`; a tuple stays a tuple.
+
+    Each number follows its block, and with a repeated block the original, not a copy. Numbers of removed blocks are
+    removed. `order` is that of `cut_configs`. If the setting is no list, nothing happens.
+    """
+    numbers = getattr(part, name, None)
+    if isinstance(numbers, list | tuple):
+        places = {layer - 1 + first: place + first for place, layer in reversed(list(enumerate(order)))}
+        setattr(part, name, type(numbers)(places[number] for number in numbers if number in places))
 
 
 def _set_cache_depth(part: PretrainedConfig, op: str) -> None:
@@ -181,10 +243,11 @@ def _set_blocks(
     for name in BLOCK_SETTINGS.numbers:
         numbers = getattr(part, name, None)
         if isinstance(numbers, list | tuple) and numbers:
-            setattr(part, name, [place for place, layer in enumerate(order) if layer - 1 in numbers])
+            setattr(part, name, type(numbers)(place for place, layer in enumerate(order) if layer - 1 in numbers))
     _set_counts(part, depth, order)
     _set_short_forms(part, depth, order)
-    known = {*BLOCK_SETTINGS.entries, *BLOCK_SETTINGS.numbers, "stage_names", "architectures"}
+    known = {*BLOCK_SETTINGS.entries, *BLOCK_SETTINGS.numbers, *BLOCK_SETTINGS.taps, "stage_names", "out_indices"}
+    known |= {"architectures"}
     is_changed = False
     if every_list:
         lists = [name for name, value in vars(part).items() if isinstance(value, list | tuple)]
@@ -204,7 +267,7 @@ def _select_entries(part: PretrainedConfig, name: str, depth: int, order: Sequen
     is_computed = isinstance(setting, property) and setting.fset is None
     if is_computed or not isinstance(entries, list | tuple) or len(entries) != depth:
         return False
-    setattr(part, name, [entries[layer - 1] for layer in order])
+    setattr(part, name, type(entries)(entries[layer - 1] for layer in order))
     return True
 
 
@@ -250,8 +313,13 @@ def _set_short_forms(part: PretrainedConfig, depth: int, order: Sequence[int]) -
     stages = list(getattr(part, "stage_names", None) or ())
     if len(stages) == depth + 1:  # the layers that a backbone can return; by default the last
         part.stage_names = [*stages[:1], *(f"stage{place}" for place in range(1, len(order) + 1))]
-        features = [name for name in part.out_features if name in part.stage_names]
+        places = {layer: order.index(layer) + 1 for layer in order} | {0: 0}  # number of a stage -> its new number
+        numbers = [stages.index(name) for name in part.out_features]
+        returned = sorted(places[number] for number in numbers if number in places)
+        features = [part.stage_names[number] for number in returned if numbers != [depth]]
         part.set_output_features_output_indices(out_features=features or part.stage_names[-1:], out_indices=None)
+    elif not stages:
+        _renumber(part, "out_indices", order, first=1)  # Data2Vec's images
 
 
 def move_alignment_heads(generation: GenerationConfig | None, order: Sequence[int], op: str) -> None:

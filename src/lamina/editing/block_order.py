@@ -146,7 +146,8 @@ def _plan(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], path:
         problem = f"no model can be built from the config ({type(error).__name__}: {first_line(error)})"
         raise ConfigError(f"{op}: {problem}. {_HAND}") from error
     owner: object = getattr(stack.tower or stack.scope, "config", None)
-    for config in cut_configs(model.config, stack.name, stack.depth, order, op, owner=owner):
+    with_head = model.base_model is not model
+    for config in cut_configs(model.config, stack.name, stack.depth, order, op, owner=owner, with_head=with_head):
         try:
             plan = _Plan(before, _build_empty(model, config), order, path, first)
         except Exception as error:

@@ -131,6 +131,8 @@ class BlockSettings:
         trailing: Settings with the number of highest blocks of one kind.
         last: Settings with the number of the last block, from 0.
         types: The `entries` that name the kinds of the blocks.
+        taps: Settings that list the blocks, from 0, whose outputs a head reads, one part of the head per entry; the
+            value is the nested config that describes the blocks, "" for the config that has the list.
     """
 
     entries: tuple[str, ...]
@@ -139,6 +141,7 @@ class BlockSettings:
     trailing: tuple[str, ...]
     last: tuple[str, ...]
     types: tuple[str, ...]
+    taps: dict[str, str]
 
 
 def _read(row_class: type[AnyRow], table: str) -> dict[str, AnyRow]:

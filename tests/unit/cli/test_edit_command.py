@@ -12,8 +12,15 @@ from tests.support.portions import one_in
 from tests.support.stored import tiny_model, tiny_tokenizer
 from tests.support.tiny import FAMILIES
 from tests.support.towers import two_towers
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DPTConfig,
+    DPTForDepthEstimation,
+)
 
+from lamina.editing import block_config
 from lamina.editing.record import edits
 from lamina.store import load
 
@@ -467,3 +474,16 @@ def test_the_least_important_block_is_found_and_its_cost_measured(lamina, base: 
     assert all("--by readers chooses blocks on 6 rows of 'task'" in record.message for record in caplog.records)
     refused = lamina("edit", base, *options, "--heal", "1", "-o", tmp_path / "no")
     assert (refused.code, "--heal needs a" in refused.err) == (2, True), refused.err
+
+
+def test_a_model_that_no_longer_runs_is_not_saved(lamina, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64}
+    images = {"image_size": 64, "patch_size": 16, "neck_hidden_sizes": [8] * 4, "fusion_hidden_size": 8}
+    model = DPTForDepthEstimation(DPTConfig(**sizes, **images, backbone_out_indices=[0, 1, 2, 3]))
+    model.save_pretrained(tmp_path / "dpt")
+    ran = lamina("edit", tmp_path / "dpt", "--drop", 4, "-o", tmp_path / "out")
+    assert (ran.code, "the head reads the outputs of the blocks 1, 2, 3, 4" in ran.err) == (2, True)
+    monkeypatch.setattr(block_config, "_check_taps", lambda *_, **__: None)  # as for a setting that nobody knows
+    ran = lamina("edit", tmp_path / "dpt", "--drop", 4, "-o", tmp_path / "out")
+    assert (ran.code, "the model ran before the edits and fails after them (ValueError: " in ran.err) == (2, True)
+    assert not (tmp_path / "out").exists()

@@ -8,9 +8,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import WhisperConfig, WhisperForConditionalGeneration
+from transformers import (
+    BeitConfig,
+    BeitForSemanticSegmentation,
+    CLIPSegConfig,
+    CLIPSegModel,
+    Data2VecVisionConfig,
+    Data2VecVisionForSemanticSegmentation,
+    DepthAnythingConfig,
+    DepthAnythingForDepthEstimation,
+    Dinov2Config,
+    DPTConfig,
+    DPTForDepthEstimation,
+    PreTrainedModel,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
 
 import lamina
+from lamina.errors import ConfigError
 
 
 def whisper() -> WhisperForConditionalGeneration:
@@ -73,3 +89,87 @@ def test_without_the_last_head_timestamps_end_with_a_warning(tmp_path: Path, cap
     for again in (model, lamina.load(tmp_path, type(model))[0]):
         with pytest.raises(ValueError, match="token-level timestamps not available"):
             token_times(copy.deepcopy(again))
+
+
+_VISION = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 64, "patch_size": 16}
+_VISION["num_hidden_layers"] = 8
+
+
+def with_taps(family: str) -> PreTrainedModel:
+    """A small model whose head reads the outputs of the blocks 2, 4, 6 and 8 of 8."""
+    torch.manual_seed(0)
+    necks = {"neck_hidden_sizes": [8] * 4, "fusion_hidden_size": 8}
+    pools = {"out_indices": [2, 4, 6, 8], "use_auxiliary_head": False, "pool_scales": [1, 2], "num_labels": 3}
+    if family == "dpt":
+        return DPTForDepthEstimation(DPTConfig(**_VISION, backbone_out_indices=(1, 3, 5, 7), **necks)).eval()
+    if family == "beit":
+        return BeitForSemanticSegmentation(BeitConfig(**_VISION, **pools)).eval()
+    if family == "data2vec":
+        return Data2VecVisionForSemanticSegmentation(Data2VecVisionConfig(**_VISION, **pools)).eval()
+    stages = [f"stage{number}" for number in (2, 4, 6, 8)]
+    backbone = Dinov2Config(**_VISION, out_features=stages, reshape_hidden_states=False)
+    sizes = {"patch_size": 16, "reassemble_hidden_size": 32, "head_hidden_size": 4}
+    return DepthAnythingForDepthEstimation(DepthAnythingConfig(backbone_config=backbone, **sizes, **necks)).eval()
+
+
+def taps(model: PreTrainedModel) -> list[int]:
+    """The blocks, from 1, whose outputs the head reads."""
+    config = model.config
+    if hasattr(config, "backbone_out_indices"):
+        return [number + 1 for number in config.backbone_out_indices]
+    return list(getattr(config, "backbone_config", config).out_indices)
+
+
+@pytest.mark.parametrize("family", ["dpt", "beit", "data2vec", "depth_anything"])
+@torch.no_grad()
+def test_blocks_whose_outputs_a_head_reads_are_renumbered(family: str, tmp_path: Path):
+    model, image = with_taps(family), torch.randn(1, 3, 64, 64)
+    before = model(image)[0]
+    lamina.duplicate_(model, [2, 5], identity=True)
+    assert taps(model) == [2, 5, 8, 10]
+    torch.testing.assert_close(model(image)[0], before)
+    lamina.drop_(model, [1, 3])
+    assert taps(model) == [1, 3, 6, 8]
+    lamina.save(model, tmp_path)
+    for again in (lamina.load(tmp_path, type(model))[0], type(model).from_pretrained(tmp_path).eval()):
+        assert taps(again) == [1, 3, 6, 8]
+        torch.testing.assert_close(again(image)[0], model(image)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        (
+            "dpt",
+            r"reads the outputs of the blocks 2, 4, 6, 8 \('backbone_out_indices'\), and 4 would be removed\. Keep",
+        ),
+        (
+            "depth_anything",
+            r"reads the outputs of the blocks 2, 4, 6, 8 \('out_features'\), and 4 would be removed\. Keep",
+        ),
+        ("beit", "requires config.out_indices to be a list of 4"),
+        ("data2vec", "requires config.out_indices to be a list of 4"),
+    ],
+)
+def test_a_block_whose_output_a_head_reads_stays(family: str, message: str):
+    model = with_taps(family)
+    with pytest.raises(ConfigError, match=message):
+        lamina.drop_(model, 4)
+    assert taps(model) == [2, 4, 6, 8]
+
+
+def test_without_the_head_any_block_can_go():
+    model = with_taps("dpt").base_model
+    lamina.truncate_(model, 5)
+    assert list(model.config.backbone_out_indices) == [1, 3]
+
+
+def test_a_list_in_the_outer_config_follows_the_blocks_of_its_tower():
+    text = {"hidden_size": 32, "num_hidden_layers": 8, "num_attention_heads": 4, "intermediate_size": 64}
+    text |= {"vocab_size": 99, "max_position_embeddings": 16, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = CLIPSegConfig(text_config=text, vision_config=_VISION, projection_dim=16, extract_layers=[1, 3, 5])
+    model = CLIPSegModel(config).eval()
+    lamina.drop_(model, 1, stack="text")
+    assert model.config.extract_layers == [1, 3, 5]
+    lamina.drop_(model, [1, 3], stack="vision")
+    assert model.config.extract_layers == [0, 1, 3]
