@@ -243,7 +243,7 @@ def _set_blocks(
     for name in BLOCK_SETTINGS.numbers:
         numbers = getattr(part, name, None)
         if isinstance(numbers, list | tuple) and numbers:
-            setattr(part, name, type(numbers)(place for place, layer in enumerate(order) if layer - 1 in numbers))
+            setattr(part, name, [place for place, layer in enumerate(order) if layer - 1 in numbers])
     _set_counts(part, depth, order)
     _set_short_forms(part, depth, order)
     known = {*BLOCK_SETTINGS.entries, *BLOCK_SETTINGS.numbers, *BLOCK_SETTINGS.taps, "stage_names", "out_indices"}
@@ -267,7 +267,7 @@ def _select_entries(part: PretrainedConfig, name: str, depth: int, order: Sequen
     is_computed = isinstance(setting, property) and setting.fset is None
     if is_computed or not isinstance(entries, list | tuple) or len(entries) != depth:
         return False
-    setattr(part, name, type(entries)(entries[layer - 1] for layer in order))
+    setattr(part, name, [entries[layer - 1] for layer in order])
     return True
 
 
