@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from types import MappingProxyType
@@ -23,7 +24,7 @@ from lamina.recipes.strict_yaml import Strict, checked, error_at
 from lamina.utils import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from transformers import PretrainedConfig, PreTrainedModel
 
@@ -109,17 +110,20 @@ def check_named_edit(
 
     `more` has the edits that only a plan may have, name -> model of the arguments; it is empty for a recipe. The error
     for an unknown edit begins with `op`. Raises ConfigError unless there is exactly one name; ValidationError if there
-    is no such edit, or an argument is not allowed.
+    is no such edit, its arguments are not a mapping, or an argument is not allowed.
     """
     if len(edit) != 1:
         raise ConfigError("each edit is one name with its arguments; the next starts with '-'")
     for name, arguments in edit.items():
         with error_at(name):
+            check_known(op, [name], [*EDITS, *more], "edit")
+            if arguments is not None and not isinstance(arguments, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+                rule = "it takes arguments by name, as in 'drop: {layers: 2}', or none"
+                raise ConfigError(f"the edit '{name}' has {arguments!r} in place of arguments; {rule}")
             if name in more:
-                more[name].model_validate(arguments, strict=True)
+                more[name].model_validate({} if arguments is None else arguments, strict=True)
             else:
-                check_known(op, [name], [*EDITS, *more], "edit")
-                check_edit(name, arguments or {})
+                check_edit(name, {} if arguments is None else arguments)
 
 
 def check_edit(edit: str, arguments: Arguments) -> None:

@@ -407,6 +407,14 @@ def test_a_plan_holds_edits_in_any_order(lamina, base: Path, tmp_path: Path):
         ("edits: [{cut: {layers: 1}}]", (), "unknown edit 'cut'"),
         ("edits: [{drop: {layer: 1}}]", (), "unknown key 'layer'"),
         ("edits: [{drop: {layers: 9}}]", (), "layer 9 does not exist"),
+        *(
+            (f"edits: [{{{edit}: {value}}}]", (), f"the edit '{edit}' has {shown} in place of arguments; it takes ")
+            for edit, value, shown in (
+                *(("freeze", empty, empty.title()) for empty in ("0", "false", "[]")),
+                *(("freeze", "''", "''"), ("drop", "2", "2"), ("truncate", "[2]", "[2]"), ("merge", "true", "True")),
+                *(("keep", "'2'", "'2'"), ("drop_least", "0", "0")),
+            )
+        ),
         ("edits: [{drop_least: {count: 1}}]", (), "has no task to measure on"),
         ("edits: [{drop_least: {count: 1, by: luck}}]", (), "'luck'"),
         ("edits: []", (), "edits: "),

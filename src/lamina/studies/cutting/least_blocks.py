@@ -444,7 +444,8 @@ class EditPlan(Strict):
             ((name, arguments),) = edit.items()
             seed = derive_seed(self.seed, "plan", number)
             if name != DROP_LEAST:
-                apply_edits(model, [(name, arguments or {})], seed=seed, where=f"plan, edit {number + 1}")
+                arguments = {} if arguments is None else arguments
+                apply_edits(model, [(name, arguments)], seed=seed, where=f"plan, edit {number + 1}")
                 continue
             if self.task is None:
                 raise ConfigError(f"plan: {DROP_LEAST} has no task to measure on. Give the plan a 'task', or --task.")
@@ -460,8 +461,9 @@ class EditPlan(Strict):
 
     def uses_seed(self) -> bool:
         """Return whether the result depends on the seed, because an edit makes random weights or measures the model."""
-        named = [(name, arguments or {}) for edit in self.edits for name, arguments in edit.items()]
-        return self.needs_weights() or any(is_random(name, arguments) for name, arguments in named)
+        named = [(name, arguments) for edit in self.edits for name, arguments in edit.items()]
+        is_drawn = (is_random(name, {} if arguments is None else arguments) for name, arguments in named)
+        return self.needs_weights() or any(is_drawn)
 
 
 def read_plan(path: Path) -> EditPlan:
