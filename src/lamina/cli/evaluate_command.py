@@ -111,7 +111,7 @@ def evaluate(  # noqa: PLR0913
         batch_size=batch_size,
         per_class=per_class,
         errors=errors,
-        compare=file is not None or not as_json,
+        compare=True,
         tfidf=tfidf is not None,
         backend=backend.value,
         progress=sys.stderr.isatty(),
