@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from lamina.bank import Reader
     from lamina.layers import LayerStack
     from lamina.layers.types import Processor
+    from lamina.studies.passes import Text
     from lamina.studies.study import Figure
     from lamina.tasks.base import Inputs
     from lamina.tasks.split import Split
@@ -232,6 +234,17 @@ def task_facts(tasks: Mapping[str, Task]) -> dict[str, JSON]:
 def cell_digests(name: str, task: Task, *parts: str) -> dict[str, dict[str, str]]:
     """Return `Cell.digests` of a cell that reads the splits `parts` of a task. `name` is its name in messages."""
     return {f"in the {part} part of '{name}'": data_digests(task.split(part)) for part in parts}
+
+
+def text_digests(texts: Iterable[Text]) -> dict[str, dict[str, str]]:
+    """Return `Cell.digests` of a cell that reads texts or pairs of texts, in this order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        content = getattr(text, "messages", text)  # a chat differs by its roles too
+        # repr keeps the parts of a pair apart; str makes a text of numpy equal to the same plain text
+        plain = [str(part) for part in content] if isinstance(content, list | tuple) else str(content)
+        digest.update(repr(plain).encode() + b"\0")
+    return {"": {"texts": digest.hexdigest()}}
 
 
 def linear_reader(task: Task, *, stack: str | None = None, seed: int = 0) -> Reader:

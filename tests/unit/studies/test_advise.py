@@ -117,6 +117,8 @@ def test_the_proposed_cut_is_made_measured_and_saved(tmp_path, monkeypatch):
     pd.testing.assert_frame_equal(again.table, table)
     assert {path: path.stat().st_mtime_ns for path in save_folder.glob("*/cells/*.json")} == before
     assert json.loads(json.dumps(again.settings)) == again.settings
+    with pytest.raises(ConfigError, match=r"cut/cells/.* belongs to a study with other texts"):
+        advise(model, {"who": task()}, [f"{text} slow" for text in TEXTS], resume=True, **options)
 
 
 def test_validation_rows_play_no_part_in_the_choice():

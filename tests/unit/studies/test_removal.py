@@ -97,6 +97,29 @@ def test_drops_of_the_task_and_of_perplexity_stand_beside_predictions():
     assert len(study.rows("predicted and measured")) == 2 * 5 * 3 + 5 * 2
 
 
+PAIRS = [(f"the {row['sentence'].split()[1]}", "is good") for row in ROWS]
+
+
+@pytest.mark.parametrize(
+    ("texts", "others"),
+    [
+        (TEXTS, [f"{text} fun" for text in TEXTS]),
+        (TEXTS, TEXTS[::-1]),  # masks are drawn in the order of the texts
+        (PAIRS, [f"{text} {pair}" for text, pair in PAIRS]),
+        (PAIRS, [(f"{text} is", "good") for text, _ in PAIRS]),
+    ],
+    ids=["words", "order", "no pairs", "other parts"],
+)
+def test_cells_of_other_texts_do_not_resume(tmp_path, texts, others):
+    options = {"processor": masking_tokenizer(), "runs": [1], "output": tmp_path}
+    first = removal(masked_model(), texts=texts, **options)
+    same = (list(text) if isinstance(text, tuple) else np.str_(text) for text in texts)
+    again = removal(masked_model(), texts=same, resume=True, **options)
+    pd.testing.assert_frame_equal(again.table, first.table)
+    with pytest.raises(ConfigError, match="belongs to a study with other texts; resuming needs the same settings"):
+        removal(masked_model(), texts=others, resume=True, **options)
+
+
 @pytest.mark.long
 def test_gaps_in_several_label_columns_are_masked():
     rows = [{**row, "other": None if number == 1 else row["label"]} for number, row in enumerate(ROWS)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,15 @@ def test_a_recipe_names_prompts(tmp_path: Path):
     path.write_text(text.format("[1]"))
     with pytest.raises(LaminaError, match=r"line 4, studies\.removal\.prompts"):
         load_study_recipe(path)
+
+
+@pytest.mark.parametrize("prompts", [None, ["anna was"]])
+def test_generated_text_of_other_texts_does_not_resume(llama, words, tmp_path, prompts):
+    """The texts are the prompts, or the proxies are measured on them."""
+    options = {"prompts": prompts, "processor": words, "new_tokens": 3, "output": tmp_path}
+    removal(llama, texts=TEXTS, **options)
+    for place in (tmp_path / "cells").iterdir():
+        if json.loads(place.read_text())["content"][1]["key"]["task"] != "generation":
+            place.unlink()
+    with pytest.raises(ConfigError, match="belongs to a study with other texts"):
+        removal(llama, texts=["a film", *TEXTS[1:]], resume=True, **options)

@@ -15,7 +15,10 @@ from tests.support.cells import cells, needs_ray, runs
 from lamina.cells import run_cells as cell_runs
 from lamina.cells.run_cells import Shelf
 from lamina.errors import ConfigError, MissingExtraError, StoreError
-from lamina.studies.runner import Cell, Failure, run_cells
+from lamina.registry import STUDIES
+from lamina.studies.run_study import parameters_of
+from lamina.studies.runner import Cell, Failure, run_cells, text_digests
+from lamina.tasks.chat_templates import Chat
 
 quiet = partial(run_cells, progress=False)
 
@@ -184,3 +187,16 @@ def test_an_address_without_a_cluster_is_refused_at_once(tmp_path, monkeypatch, 
     monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda *_: None)
     with pytest.raises(ConfigError, match=told):
         quiet(cells(tmp_path, 1), ray=address)
+
+
+def test_texts_differ_by_their_parts_and_roles():
+    chats = [Chat([{"role": role, "content": "a"}]) for role in ("user", "assistant")]
+    texts = [["a b"], [("a", "b")], [("a b", "")], ["a", "b"], ["b", "a"], ["a"], chats[:1], chats[1:]]
+    assert len({str(text_digests(part)) for part in texts}) == len(texts)
+    assert text_digests([["a", "b"]]) == text_digests(iter([("a", "b")]))
+
+
+def test_studies_that_read_texts_and_resume_are_known():
+    """The cells of each must have the digest of the texts: other texts of the same number are other data."""
+    options = {name: parameters_of(name) for name in STUDIES.names()}
+    assert {name for name, known in options.items() if {"texts", "resume"} <= set(known)} == {"removal", "advise"}

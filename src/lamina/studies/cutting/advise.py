@@ -33,6 +33,7 @@ from lamina.studies.runner import (
     named_tasks,
     run_cells,
     study_of_cells,
+    text_digests,
 )
 from lamina.studies.states.lens import perplexity
 from lamina.studies.study import Figure, rows_where, scores_by_seed
@@ -132,7 +133,7 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
     Raises:
         ConfigError: If an option is out of range, there is no task or no seed, a seed is named twice, the processor
             fits no task, the stack has no module per block, or all cells failed; if `resume` is set without `output`,
-            or the cells in `output` were run with other settings or library versions.
+            or the cells in `output` were run with other settings, texts or library versions.
         UnknownNameError: If a task does not have both splits, or the stack does not exist.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.
@@ -174,7 +175,7 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
             work = partial(_score_cut_model, inputs, named[name], proposal, seed, saved)
             score_cells.append(Cell({"task": name, "phase": "cut", "seed": seed}, work))
         work = partial(_measure_costs, inputs, named[name], proposal, listed)
-        cost_cells.append(Cell({"task": name, "phase": "cut", "seed": None}, work))
+        cost_cells.append(Cell({"task": name, "phase": "cut", "seed": None}, work, digests=text_digests(listed)))
     cut_table, cut_failures = run([*score_cells, *cost_cells], output=folder and folder / "cut")
     table = pd.concat([part for part in (layer_table, cut_table) if len(part)] or [layer_table])
     table = table.reindex(columns=_COLUMNS).astype(dict.fromkeys(("layer", "blocks", "seed"), "Int64"))

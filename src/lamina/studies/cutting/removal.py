@@ -32,6 +32,7 @@ from lamina.studies.runner import (
     named_tasks,
     run_cells,
     study_of_cells,
+    text_digests,
 )
 from lamina.studies.states.lens import OutputHead, perplexity
 from lamina.studies.states.similarity import similarity
@@ -143,7 +144,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
         ConfigError: If there is no task, text or prompt, `runs` (or, with tasks, `seeds`) is empty, a length in `runs`
             is not between 1 and the depth minus 1, another option is out of range, the processor fits no task, the
             stack has no module per block, or every cell failed or measured nothing; if `resume` is set without
-            `output`, or the cells in `output` were run with other settings or library versions.
+            `output`, or the cells in `output` were run with other settings, texts or library versions.
         UnknownNameError: If a task does not have both splits, or the stack does not exist.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.
@@ -178,11 +179,13 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     cells += [
         Cell({"task": name, "seed": None}, partial(_task_proxies, new_model, task)) for name, task in named.items()
     ]
+    read = text_digests(listed)
     if listed:
-        cells.append(Cell({"task": LANGUAGE, "seed": None}, partial(_measure_perplexity, new_model, listed)))
+        work = partial(_measure_perplexity, new_model, listed)
+        cells.append(Cell({"task": LANGUAGE, "seed": None}, work, digests=read))
     if new_tokens and (listed or prompts):
         work = partial(_measure_generation, new_model, listed, prompts, new_tokens)
-        cells.append(Cell({"task": GENERATION, "seed": None}, work))
+        cells.append(Cell({"task": GENERATION, "seed": None}, work, digests=read))
     table, failures = run_cells(cells, settings=settings, output=output, resume=resume, progress=progress, ray=ray)
     conclusions: list[str] = []
     if len(table):
