@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lamina.errors import ConfigError
-from lamina.layers.adapters import adapter_modules, adapter_state, has_adapters
+from lamina.layers.adapters import adapted_layers, adapter_modules, adapter_state, has_adapters
 from lamina.layers.devices import weights_in_place
-from lamina.layers.discovery import default_stack
+from lamina.layers.discovery import default_stack, stacks
 from lamina.layers.stack import LayerStack, bytes_of, own_state
 
 if TYPE_CHECKING:
@@ -44,6 +44,18 @@ def fingerprint_of(stack: LayerStack) -> str:
     there are no weights (the meta device).
     """
     return fingerprint_of_modules(stack.run)
+
+
+def fingerprint_outside(model: nn.Module) -> str:
+    """Return the SHA-256 hash, in hexadecimal, of all weights of a model on which no layer depends, such as its head.
+
+    A head that is tied to the embeddings counts with their weights. All else is as in `fingerprint_of`. Without such
+    weights, the result is the hash of nothing. Raises UnsupportedModelError if the model's layers cannot be found, and
+    ConfigError for weights on the meta device.
+    """
+    inside = {module for stack in stacks(model).values() for module in stack.run}
+    inside |= {part for layer in adapted_layers(model) if layer in inside for part in adapter_modules(layer)}
+    return fingerprint_of_modules(module for module in model.modules() if module not in inside)
 
 
 def fingerprint_of_modules(modules: Iterable[nn.Module]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast, final
 
 import pandas as pd
+import torch
 
 from lamina.cells import run_cells as runner
 from lamina.cells.run_cells import Cell, Failure, Shelf, note_failures
@@ -20,6 +21,7 @@ from lamina.data.state_cache import hash_processor
 from lamina.editing.editable import select_blocks
 from lamina.errors import ConfigError, DataError, LaminaError, error_context
 from lamina.heads import HEADS
+from lamina.layers.fingerprints import fingerprint_outside
 from lamina.layers.wrappers import checked_model
 from lamina.recipes.schema import ReaderRecipe
 from lamina.store.files import claimed
@@ -31,7 +33,7 @@ from lamina.tasks.task import Task
 from lamina.train.checkpoint import data_digests, task_settings
 from lamina.train.groups import tasks_by_name
 from lamina.train.options import FitOptions
-from lamina.utils import JSON, JSONObject, Row
+from lamina.utils import JSON, JSONObject, Row, seed_torch
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -85,8 +87,8 @@ class CellInputs:
 
     def check(
         self, op: str, tasks: Mapping[str, Task], seeds: Sequence[int], **study_options: JSON
-    ) -> tuple[LayerStack, dict[str, JSON]]:
-        """Check the inputs before any cell runs; return the stack of a copy of the model, and the study's settings.
+    ) -> tuple[LayerStack, dict[str, JSON], str]:
+        """Check the inputs before any cell runs; return the stack of a copy of the model, the settings, and a hash.
 
         The settings are all that the results of the cells depend on, JSON-ready: facts of the model and the tasks, a
         hash of the processor, the name of the stack, the training options, the seeds, and `study_options` (options of
@@ -94,12 +96,17 @@ class CellInputs:
         operation, for messages. Raises LaminaError if an option or a seed is not allowed, the model cannot be loaded,
         the stack does not exist or has no module per block, or the processor or `max_length` suits none of the tasks.
         If they suit some tasks, only the cells of the others fail.
+
+        The hash is that of the model's weights outside the layers. Cells that use them, such as the head, must have it
+        in their digests. Cells that only read layers do without it, and can resume on another head.
         """
         options = self.training if tasks else {"max_length": self.training["max_length"]}
         for seed in seeds if tasks else (0,):
             FitOptions.checked(op, seed=seed, **options)
         model = self.model if isinstance(self.model, str | Path) else checked_model(self.model, op)
-        model, processor, stack = replace(self, model=model).fresh(op)
+        with torch.random.fork_rng():
+            seed_torch(0)  # weights that the files lack start at random, and must be the same when a study resumes
+            model, processor, stack = replace(self, model=model).fresh(op)
         errors: list[LaminaError] = []
         for name, task in tasks.items():
             try:
@@ -113,7 +120,7 @@ class CellInputs:
         if processor is not None:
             facts["processor"] = hash_processor(processor)
         settings = {**facts, "seeds": list(seeds), **study_options, **cast("dict[str, JSON]", self.training)}
-        return stack, {**settings, "stack": stack.name}
+        return stack, {**settings, "stack": stack.name}, fingerprint_outside(model)
 
     def fresh(self, op: str) -> tuple[PreTrainedModel, Processor | None, LayerStack]:
         """Return a model that the caller may change, its processor (None: it has none), and the stack that is edited.
@@ -236,15 +243,18 @@ def cell_digests(name: str, task: Task, *parts: str) -> dict[str, dict[str, str]
     return {f"in the {part} part of '{name}'": data_digests(task.split(part)) for part in parts}
 
 
-def text_digests(texts: Iterable[Text]) -> dict[str, dict[str, str]]:
-    """Return `Cell.digests` of a cell that reads texts or pairs of texts, in this order."""
+def whole_digests(head: str, texts: Iterable[Text] = ()) -> dict[str, dict[str, str]]:
+    """Return `Cell.digests` of a cell that uses the whole model, and reads texts or pairs of texts in this order.
+
+    `head` is the hash of the weights outside the layers, from `CellInputs.check`.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for text in texts:
         content = getattr(text, "messages", text)  # a chat differs by its roles too
         # repr keeps the parts of a pair apart; str makes a text of numpy equal to the same plain text
         plain = [str(part) for part in content] if isinstance(content, list | tuple) else str(content)
         digest.update(repr(plain).encode() + b"\0")
-    return {"": {"texts": digest.hexdigest()}}
+    return {"": {"texts": digest.hexdigest(), "weights outside the layers": head}}
 
 
 def linear_reader(task: Task, *, stack: str | None = None, seed: int = 0) -> Reader:

@@ -12,6 +12,7 @@ from transformers import BertForMaskedLM, BertForTokenClassification, BertModel
 from lamina import insert_
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers import stacks
+from lamina.layers.fingerprints import fingerprint_outside
 from lamina.store import empty_model, fingerprint
 
 
@@ -37,6 +38,34 @@ def test_weights_after_the_last_layer_do_not_count():
     before = fingerprint(model, "main")
     model.pooler.dense.weight.data += 1
     assert fingerprint(model, "main") == before
+
+
+@pytest.mark.parametrize("name", one_in(8, [name for name, family in FAMILIES.items() if not family.refused]))
+def test_every_weight_counts_inside_or_outside_the_layers(name: str):
+    model = FAMILIES[name].known()
+
+    def hashes() -> list[str]:
+        return [*(fingerprint(model, stack) for stack in stacks(model)), fingerprint_outside(model)]
+
+    before = hashes()
+    for weight in (parameter for parameter in model.parameters() if parameter.numel()):
+        old = weight.data.clone()
+        weight.data.view(-1)[-1:] += 1
+        assert hashes() != before
+        weight.data.copy_(old)
+    assert hashes() == before
+
+
+def test_a_head_counts_outside_the_layers_also_if_it_is_tied():
+    model = tiny_model(3, BertForMaskedLM)
+    before = fingerprint_outside(model)
+    model.bert.encoder.layer[0].output.dense.weight.data += 1
+    assert fingerprint_outside(model) == before
+    tied = model.get_output_embeddings()
+    tied.weight = torch.nn.Parameter(tied.weight.detach().clone())
+    assert fingerprint_outside(model) == before
+    tied.weight.data += 1
+    assert fingerprint_outside(model) != before
 
 
 @pytest.mark.parametrize("kind", [BertForMaskedLM, BertForTokenClassification])

@@ -119,6 +119,10 @@ def test_the_proposed_cut_is_made_measured_and_saved(tmp_path, monkeypatch):
     assert json.loads(json.dumps(again.settings)) == again.settings
     with pytest.raises(ConfigError, match=r"cut/cells/.* belongs to a study with other texts"):
         advise(model, {"who": task()}, [f"{text} slow" for text in TEXTS], resume=True, **options)
+    with torch.no_grad():
+        model.cls.predictions.bias.add_(torch.arange(len(model.cls.predictions.bias)))
+    with pytest.raises(ConfigError, match=r"cut/cells/.* belongs to a study with other weights outside the layers"):
+        advise(model, {"who": task()}, TEXTS, resume=True, **options)
 
 
 def test_validation_rows_play_no_part_in_the_choice():

@@ -85,6 +85,33 @@ def test_the_identity_start_changes_nothing_and_the_other_does():
     assert "one seed; no interval is claimed" in study.conclusions[0]
 
 
+@pytest.mark.parametrize(("run", "options"), [(reinit, {"fractions": [1]}), (insertion, {"starts": ["identity"]})])
+def test_cells_of_another_head_do_not_resume(tmp_path, run, options):
+    model, other = tiny_model(3, BertForSequenceClassification), tiny_model(3, BertForSequenceClassification)
+    with torch.no_grad():
+        other.classifier.weight.mul_(-1)
+    options = {"processor": tiny_tokenizer(), "counts": [0], "seeds": [0], "output": tmp_path, **options, **QUICK}
+    first = run(model, {"mood": task()}, **options)
+    assert run(copy.deepcopy(model), {"mood": task()}, resume=True, **options).table.equals(first.table)
+    with pytest.raises(ConfigError, match="belongs to a study with other weights outside the layers"):
+        run(other, {"mood": task()}, resume=True, **options)
+
+
+def test_weights_that_the_files_lack_are_the_same_when_a_study_resumes(tmp_path):
+    """A pooler that is missing starts at random; it must not differ from itself."""
+    model = tiny_model()
+    lacking = {name: value for name, value in model.state_dict().items() if not name.startswith("pooler")}
+    model.save_pretrained(tmp_path, state_dict=lacking)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    inputs, checked = CellInputs(str(tmp_path), None, None, {**QUICK, "max_length": 8}), list[object]()
+    for seed in range(2):
+        torch.manual_seed(seed)
+        _, settings, head = inputs.check("reinit", {"mood": task()}, [0])
+        checked.append((settings, head))
+        assert torch.initial_seed() == seed
+    assert checked[0] == checked[1]
+
+
 @pytest.mark.parametrize(
     ("run", "options", "kind", "told"),
     [

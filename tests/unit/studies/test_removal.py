@@ -120,6 +120,20 @@ def test_cells_of_other_texts_do_not_resume(tmp_path, texts, others):
         removal(masked_model(), texts=others, resume=True, **options)
 
 
+def test_cells_of_another_head_do_not_resume_where_they_use_it(tmp_path):
+    """Drops of a task are those of readers, which do not use the model's own head; perplexity uses it."""
+    model, other = masked_model(), masked_model()
+    with torch.no_grad():
+        other.cls.predictions.transform.dense.weight.mul_(-1)
+    options = {"processor": masking_tokenizer(), "runs": [1], "seeds": [0], "epochs": 1}
+    removal(model, {"mood": task()}, output=tmp_path / "tasks", **options)
+    removal(other, {"mood": task()}, output=tmp_path / "tasks", resume=True, **options)
+    removal(model, texts=TEXTS, output=tmp_path / "texts", **options)
+    removal(copy.deepcopy(model), texts=TEXTS, output=tmp_path / "texts", resume=True, **options)
+    with pytest.raises(ConfigError, match="belongs to a study with other weights outside the layers"):
+        removal(other, texts=TEXTS, output=tmp_path / "texts", resume=True, **options)
+
+
 @pytest.mark.long
 def test_gaps_in_several_label_columns_are_masked():
     rows = [{**row, "other": None if number == 1 else row["label"]} for number, row in enumerate(ROWS)]

@@ -17,7 +17,7 @@ from lamina.cells.run_cells import Shelf
 from lamina.errors import ConfigError, MissingExtraError, StoreError
 from lamina.registry import STUDIES
 from lamina.studies.run_study import parameters_of
-from lamina.studies.runner import Cell, Failure, run_cells, text_digests
+from lamina.studies.runner import Cell, Failure, run_cells, whole_digests
 from lamina.tasks.chat_templates import Chat
 
 quiet = partial(run_cells, progress=False)
@@ -192,8 +192,8 @@ def test_an_address_without_a_cluster_is_refused_at_once(tmp_path, monkeypatch, 
 def test_texts_differ_by_their_parts_and_roles():
     chats = [Chat([{"role": role, "content": "a"}]) for role in ("user", "assistant")]
     texts = [["a b"], [("a", "b")], [("a b", "")], ["a", "b"], ["b", "a"], ["a"], chats[:1], chats[1:]]
-    assert len({str(text_digests(part)) for part in texts}) == len(texts)
-    assert text_digests([["a", "b"]]) == text_digests(iter([("a", "b")]))
+    assert len({str(whole_digests("", part)) for part in texts}) == len(texts)
+    assert whole_digests("", [["a", "b"]]) == whole_digests("", iter([("a", "b")]))
 
 
 def test_studies_that_read_texts_and_resume_are_known():

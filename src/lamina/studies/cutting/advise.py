@@ -33,7 +33,7 @@ from lamina.studies.runner import (
     named_tasks,
     run_cells,
     study_of_cells,
-    text_digests,
+    whole_digests,
 )
 from lamina.studies.states.lens import perplexity
 from lamina.studies.study import Figure, rows_where, scores_by_seed
@@ -149,7 +149,7 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
     training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
     inputs = CellInputs(model, processor, stack, training)
     options: dict[str, JSON] = {"texts": len(listed), "tolerance": tolerance, "chosen_on": "a tenth of train"}
-    edited, settings = inputs.check(_OP, named, seeds, **options, phases=["layers", "whole", "cut"])
+    edited, settings, head = inputs.check(_OP, named, seeds, **options, phases=["layers", "whole", "cut"])
     folder = None if output is None else Path(output)
     run = partial(run_cells, settings=settings, resume=resume, progress=progress, ray=ray)
     layer_cells = [
@@ -175,7 +175,7 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
             work = partial(_score_cut_model, inputs, named[name], proposal, seed, saved)
             score_cells.append(Cell({"task": name, "phase": "cut", "seed": seed}, work))
         work = partial(_measure_costs, inputs, named[name], proposal, listed)
-        cost_cells.append(Cell({"task": name, "phase": "cut", "seed": None}, work, digests=text_digests(listed)))
+        cost_cells.append(Cell({"task": name, "phase": "cut", "seed": None}, work, digests=whole_digests(head, listed)))
     cut_table, cut_failures = run([*score_cells, *cost_cells], output=folder and folder / "cut")
     table = pd.concat([part for part in (layer_table, cut_table) if len(part)] or [layer_table])
     table = table.reindex(columns=_COLUMNS).astype(dict.fromkeys(("layer", "blocks", "seed"), "Int64"))

@@ -21,6 +21,7 @@ from lamina.studies.runner import (
     named_tasks,
     run_cells,
     study_of_cells,
+    whole_digests,
 )
 from lamina.studies.study import Figure, rows_where, scores_by_seed
 from lamina.train.fit import finetune
@@ -212,7 +213,7 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
     check_given(_OP, tasks=named, counts=counts, seeds=seeds)
     training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
     inputs = CellInputs(model, processor, stack, training)
-    edited, settings = inputs.check(_OP, named, seeds, ends=list(ends), starts=list(starts), position=position)
+    edited, settings, head = inputs.check(_OP, named, seeds, ends=list(ends), starts=list(starts), position=position)
     settings["counts"] = chosen = block_counts(_OP, counts, edited.depth)
     if any(chosen):
         check_given(_OP, ends=ends, starts=starts)
@@ -222,6 +223,7 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
         Cell(
             {"task": name, **inserted._asdict(), "seed": seed},
             partial(finetuned_rows, inputs, task, _edits(edited, inserted, position), seed, score_start=True),
+            digests=whole_digests(head),
         )
         for name, task in named.items()
         for inserted in insertions
@@ -349,12 +351,13 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
         raise ConfigError(f"{_REINIT}: fractions has {wrong[0]}; each must be above 0 and at most 1.")
     training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
     inputs = CellInputs(model, processor, stack, training)
-    edited, settings = inputs.check(_REINIT, named, seeds, fractions=fractions, scope=scope)
+    edited, settings, head = inputs.check(_REINIT, named, seeds, fractions=fractions, scope=scope)
     settings["counts"] = chosen = block_counts(_REINIT, counts, edited.depth)
     cells = [
         Cell(
             {"task": name, "fraction": fraction, "reinitialised": count, "seed": seed},
             partial(_reinit_cell, inputs, task, fraction, _reinit_edits(edited, count, scope), seed),
+            digests=whole_digests(head),
         )
         for name, task in named.items()
         for fraction in fractions

@@ -32,7 +32,7 @@ from lamina.studies.runner import (
     named_tasks,
     run_cells,
     study_of_cells,
-    text_digests,
+    whole_digests,
 )
 from lamina.studies.states.lens import OutputHead, perplexity
 from lamina.studies.states.similarity import similarity
@@ -167,7 +167,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
     inputs = CellInputs(model, processor, stack, training)
     options: dict[str, JSON] = {"prompts": None if prompts is None else list(prompts), "new_tokens": new_tokens}
-    edited, settings = inputs.check(_OP, named, seeds, **options, texts=len(listed), runs=runs)
+    edited, settings, head = inputs.check(_OP, named, seeds, **options, texts=len(listed), runs=runs)
     for length in runs:
         check_range(_OP, "runs", length, 1, edited.depth - 1)
     block_ranges = [BlockRange(first, length) for length in runs for first in range(1, edited.depth - length + 2)]
@@ -179,7 +179,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     cells += [
         Cell({"task": name, "seed": None}, partial(_task_proxies, new_model, task)) for name, task in named.items()
     ]
-    read = text_digests(listed)
+    read = whole_digests(head, listed)
     if listed:
         work = partial(_measure_perplexity, new_model, listed)
         cells.append(Cell({"task": LANGUAGE, "seed": None}, work, digests=read))
