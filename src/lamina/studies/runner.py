@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from lamina.bank import Reader
     from lamina.layers import LayerStack
     from lamina.layers.types import Processor
-    from lamina.studies.passes import Text
     from lamina.studies.study import Figure
     from lamina.tasks.base import Inputs
     from lamina.tasks.split import Split
@@ -243,7 +242,7 @@ def cell_digests(name: str, task: Task, *parts: str) -> dict[str, dict[str, str]
     return {f"in the {part} part of '{name}'": data_digests(task.split(part)) for part in parts}
 
 
-def whole_digests(head: str, texts: Iterable[Text] = ()) -> dict[str, dict[str, str]]:
+def whole_digests(head: str, texts: Iterable[str | Sequence[str]] = ()) -> dict[str, dict[str, str]]:
     """Return `Cell.digests` of a cell that uses the whole model, and reads texts or pairs of texts in this order.
 
     `head` is the hash of the weights outside the layers, from `CellInputs.check`.
