@@ -423,7 +423,7 @@ def _difference(before: Outputs, after: Outputs) -> float | None:
     """
     if (before.with_head and not after.with_head) or (before.tensors and not after.tensors):
         problem = f"the model ran before the edits and fails after them ({after.problem})"
-        raise ConfigError(f"edit: {problem}. Nothing was saved. Edit other layers.")
+        raise ConfigError(f"edit: {problem}. Nothing was saved. Choose other layers to edit.")
     names = [name for name, tensor in before.tensors.items() if name in after.tensors]
     pairs = [(before.tensors[name], after.tensors[name]) for name in names]
     differences = (float((was.double() - now.double()).abs().max()) for was, now in pairs if was.shape == now.shape)

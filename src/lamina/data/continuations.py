@@ -7,12 +7,11 @@ first word look like any other (the "▁" of SentencePiece). A model that writes
 from __future__ import annotations
 
 import json
+import weakref
 from collections import defaultdict
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import tokenizers
-from tokenizers.models import WordLevel
 
 from lamina.layers.types import encodable, start_token, tokenizer_of, unpadded
 
@@ -45,7 +44,7 @@ class Frame(NamedTuple):
 
 
 def frame_of(tokenizer: Tokenizer) -> Frame | None:
-    """Return what is put around a pair; None if a tokenizer is slow, or separates texts as BERT's and T5's do."""
+    """Return what is put around a pair; None for slow tokenizers, and for separators as in BERT and T5."""
     if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
         return None
     pair = backend.encode("a", "a")  # unlike a call of `tokenizer`, it changes no settings
@@ -60,9 +59,9 @@ def frame_of(tokenizer: Tokenizer) -> Frame | None:
 
 
 def reads_replies_apart(processor: Processor) -> bool:
-    """Return whether readers of tokens read pairs as other tokens than readers of whole texts do.
+    """Return whether tasks on tokens and tasks on whole texts tokenise a pair differently.
 
-    They do if the tokenizer puts a start token, a mark or a space before both texts: readers of tokens read the second
+    They do if the tokenizer puts a start token, a mark or a space before both texts: tasks on tokens read the second
     text without it. False for slow tokenizers.
     """
     frame = frame_of(tokenizer_of(processor))
@@ -74,8 +73,8 @@ def continued_windows(
 ) -> WindowColumns:
     """Tokenise pairs as windows over the second texts; every window begins with the whole first text.
 
-    The second text gets no start token, mark or space of its own. If the first text has no tokens, the second is
-    tokenised as a first text would be. Truncation and padding of the tokenizer's backend are switched off.
+    The second text gets no start token, mark or space of its own. If the first text has no tokens, the second
+    keeps its mark or space, like a text alone. Truncation and padding of the tokenizer's backend are switched off.
 
     Args:
         tokenizer: The tokenizer.
@@ -89,7 +88,7 @@ def continued_windows(
     """
     columns: WindowColumns = defaultdict(list)
     has_types = "token_type_ids" in tokenizer.model_input_names
-    for text, (first, second) in enumerate(_both_texts(frame.backend, pairs)):
+    for text, (first, second) in enumerate(_both_texts(tokenizer, frame.backend, pairs)):
         prompt = [*frame.before, *first.ids[: room // 2]]
         start, length = len(prompt), len(second.ids)
         size = room - (start - len(frame.before))  # tokens of the second text in a window
@@ -110,7 +109,7 @@ def continued_windows(
 def joined_pairs(
     tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], *, max_length: int
 ) -> tuple[WindowColumns, list[list[int]], int]:
-    """Tokenise each pair as one text: the tokens of the first, as it has them alone, and then those of the second.
+    """Tokenise each pair as one row: the first text's tokens, as it has them alone, then those of the second.
 
     The special tokens are those around a single text; the second text is tokenised as in `continued_windows`. A pair
     that is too long is truncated on the tokenizer's side. Truncation and padding of its backend are switched off.
@@ -134,7 +133,7 @@ def joined_pairs(
     has_types = "token_type_ids" in tokenizer.model_input_names
     columns: WindowColumns = defaultdict(list)
     marks, truncated = list[list[int]](), 0
-    for text, (first, second) in enumerate(_both_texts(backend, pairs)):
+    for text, (first, second) in enumerate(_both_texts(tokenizer, backend, pairs)):
         words = [*first.ids, *second.ids]
         truncated += len(words) > room
         ids = [*before, *words[kept], *after] or [start_token(tokenizer)]
@@ -148,24 +147,49 @@ def joined_pairs(
 
 
 def _both_texts(
-    backend: tokenizers.Tokenizer, pairs: Sequence[tuple[str, str]]
+    tokenizer: Tokenizer, backend: tokenizers.Tokenizer, pairs: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[tokenizers.Encoding, tokenizers.Encoding]]:
     """Yield the tokens of each pair's texts, without special tokens, and without a prefix before the second text."""
     backend.no_truncation()
     backend.no_padding()
 
-    def encoded(texts: list[str]) -> list[tokenizers.Encoding]:
-        return backend.encode_batch(list(map(encodable, texts)), add_special_tokens=False)
+    def encoded(texts: list[str], by: tokenizers.Tokenizer = backend) -> list[tokenizers.Encoding]:
+        return by.encode_batch(list(map(encodable, texts)), add_special_tokens=False)
 
     firsts, seconds = encoded([first for first, _ in pairs]), [second for _, second in pairs]
-    if not _adds_prefix(backend):
+    if (bare := _bare(tokenizer, backend)) is backend:
         yield from zip(firsts, encoded(seconds), strict=True)
         return
-    with _prefix_left_out(backend):
-        replies = encoded(seconds)
+    replies = encoded(seconds, bare)
     alone = iter(encoded([second for first, second in zip(firsts, seconds, strict=True) if not len(first)]))
     for first, reply in zip(firsts, replies, strict=True):
         yield first, reply if len(first) else next(alone)
+
+
+def _bare(tokenizer: Tokenizer, backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Return the backend, or a copy that puts no mark or space before a text, if the backend does so.
+
+    A copy is kept for the tokenizer until one of the two steps or the number of tokens changes. The backend itself is
+    not changed, since another thread may use it.
+    """
+    if not _adds_prefix(backend):
+        return backend
+    steps = _steps(backend)
+    key = json.dumps([steps, len(tokenizer)])
+    known, copy = _copies.get(tokenizer, ("", backend))
+    if known != key:
+        state = json.loads(backend.to_str())
+        state |= {step: _without_prefix(own) for step, own in steps.items()}
+        copy = tokenizers.Tokenizer.from_str(json.dumps(state))
+        copy.no_truncation()
+        copy.no_padding()
+        _copies[tokenizer] = key, copy
+    copy.encode_special_tokens = backend.encode_special_tokens
+    return copy
+
+
+# tokenizer -> what the copy depends on, and a copy of its backend that puts nothing before a text
+_copies: weakref.WeakKeyDictionary[object, tuple[str, tokenizers.Tokenizer]] = weakref.WeakKeyDictionary()
 
 
 def _adds_prefix(backend: tokenizers.Tokenizer) -> bool:
@@ -173,26 +197,19 @@ def _adds_prefix(backend: tokenizers.Tokenizer) -> bool:
     return any(_without_prefix(state) != state for state in _steps(backend).values())
 
 
-@contextmanager
-def _prefix_left_out(backend: tokenizers.Tokenizer) -> Iterator[None]:
-    """Let a tokenizer put no mark or space before a text, until the end of the `with` block."""
-    before = {step: getattr(backend, step) for step in _STEPS}
-    small = json.loads(tokenizers.Tokenizer(WordLevel({})).to_str())  # a tokenizer that can parse the changed states
-    small |= {step: _without_prefix(state) for step, state in _steps(backend).items()}
-    changed = tokenizers.Tokenizer.from_str(json.dumps(small))
-    try:
-        for step in _STEPS:
-            setattr(backend, step, getattr(changed, step))
-        yield
-    finally:
-        for step, part in before.items():
-            setattr(backend, step, part)
-
-
 def _steps(backend: tokenizers.Tokenizer) -> dict[str, Any]:
-    """Return the states of a tokenizer's normalizer and pre-tokenizer; None for a step that it does not have."""
-    parts = {step: getattr(backend, step) for step in _STEPS}
-    return {step: None if part is None else json.loads(part.__getstate__()) for step, part in parts.items()}
+    """Return the states of a tokenizer's normalizer and pre-tokenizer.
+
+    None for a step that the tokenizer does not have, or that is written in Python and has no state.
+    """
+    states: dict[str, Any] = {}
+    for step in _STEPS:
+        part = getattr(backend, step)
+        try:
+            states[step] = None if part is None else json.loads(part.__getstate__())
+        except Exception:  # the library raises plain Exceptions
+            states[step] = None
+    return states
 
 
 def _without_prefix(state: dict[str, Any] | None) -> dict[str, Any] | None:

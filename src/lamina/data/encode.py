@@ -203,8 +203,8 @@ class Windows:
 
     @property
     def digest(self) -> str:
-        """A hash of the tokens and of their division into rows."""
-        return self.encoded.digest
+        """A hash of the tokens and of their division into rows; another one if a batch has rows of one length only."""
+        return self.encoded.digest + "-equal" * self.equal_lengths
 
     def for_model(self, model: nn.Module) -> Self:
         """Return these inputs, with `equal_lengths` set if padding would change the results of the model."""
@@ -322,7 +322,7 @@ def encode_replies(
 ) -> tuple[Encoded, list[list[int]]]:
     """Tokenise prompts, each followed by its reply, and tell which tokens are those of the reply.
 
-    A prompt has the same tokens as alone, which a model reads before it writes. A reply has no start token, mark or
+    The prompt's tokens are those that the model reads before it writes the reply. A reply has no start token, mark or
     space of its own in front; see `joined_pairs`. The tokenizer's settings are as before.
 
     Args:

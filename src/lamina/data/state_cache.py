@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import signature
+from itertools import groupby
 from typing import TYPE_CHECKING, Literal, Protocol, Self, final, runtime_checkable
 
 import numpy as np
@@ -427,9 +428,12 @@ class _Filler:
 
     @cached_property
     def batches(self) -> list[list[int]]:
-        """The rows of each pass of the model, the longest first."""
+        """The rows of each pass, the longest first; of one length each if padding would change the states."""
         order, size = self.layout.order, self.settings.batch_size
-        return [order[at : at + size] for at in range(0, len(order), size)]
+        parts = [order]
+        if getattr(self.inputs, "equal_lengths", False):
+            parts = [list(rows) for _, rows in groupby(order, key=self.layout.lengths.__getitem__)]
+        return [rows[at : at + size] for rows in parts for at in range(0, len(rows), size)]
 
     def bar(self, what: str) -> Iterable[list[int]]:
         return progress_bar(self.batches, show=self.settings.progress, desc=what, unit="batch")

@@ -326,7 +326,7 @@ def move_alignment_heads(generation: GenerationConfig | None, order: Sequence[in
     """Update, in place, the heads of a Whisper decoder from which `generate` computes the timestamps of tokens.
 
     They are pairs (block, head), both from 0. A pair follows its block, and with a repeated block the original, not a
-    copy. Pairs of removed blocks are removed. Without the last pair, the setting is removed, with a warning: then
+    copy. Pairs of removed blocks are removed. If no pair is left, the setting is removed, with a warning: then
     `generate` says that there are no timestamps of tokens.
 
     Args:

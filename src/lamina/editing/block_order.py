@@ -75,7 +75,7 @@ def rearrange(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], o
         if name in old and name in new and (path is None or not name.startswith(f"{path}.")):
             _copy_changes(module, old[name], new[name])
             for buffer in old[name]._buffers.keys() - new[name]._buffers.keys():
-                module._buffers.pop(buffer, None)  # such as the rotary frequencies of a kind of block that is gone
+                module._buffers.pop(buffer, None)  # such as the frequencies of a rotary type that no block uses
                 module._non_persistent_buffers_set.discard(buffer)
     _rename_ties(model, plan)
     if stack.name in _GENERATING:
@@ -388,7 +388,7 @@ def _rename_ties(model: PreTrainedModel, plan: _Plan) -> None:
     tied.update({name: source for name, source in renamed.items() if name not in ties.values()} | ties)
 
 
-# Which names are buffers, and which buffers are saved; a record without a buffer that is still there would save it.
+# Copying `_non_persistent_buffers_set` from a model without a buffer would make the buffer persistent.
 _RECORDS_OF_TORCH = frozenset(vars(nn.Module()))
 
 

@@ -99,7 +99,8 @@ def replies_of(labelled: Labelled, processor: Processor) -> tuple[list[LabelledR
     replies: list[LabelledReply] = []
     for row, (before, reply, content), label, cell in zip(table.rows, texts, labels, spans, strict=True):
         bad = _bad_words(table, row, column, content, cell) if label == positive else ()
-        moved = len(reply) - len(reply.lstrip()) - len(content) + len(content.lstrip())  # by white space of a template
+        # the white space that a template puts before the reply moves the spans
+        moved = len(reply) - len(reply.lstrip()) - len(content) + len(content.lstrip())
         shifted = tuple((start + moved, end + moved) for start, end in bad)
         replies.append(LabelledReply(before, reply, label == positive, shifted))
     _warn_of_joined_words(replies, tokenizer_of(processor))

@@ -454,6 +454,7 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
         check_tokenizer(bank.processor)
         self.bank, self._normalize = bank, normalize
         self._stack = pick_stack(bank.stacks, None, op="serve")
+        self._equal = reads_padding(bank.model)  # whether a batch needs texts of one length
         (self._layer,) = select(layer, self._stack.layers, op="serve")
 
     def read(self, texts: Sequence[Example]) -> TokenisedTexts:
@@ -470,8 +471,7 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
         """
         encoded, lengths = prepared.encoded, [int(length) for length in prepared.encoded.lengths]
         vectors: dict[int, list[float]] = {}
-        equal = len(set(lengths)) > 1 and reads_padding(self.bank.model)
-        for number, rows in enumerate(length_batches(lengths, _ROWS, equal=equal, budget=budget)):
+        for number, rows in enumerate(length_batches(lengths, _ROWS, equal=self._equal, budget=budget)):
             if number:
                 yield
             batch = encoded.batch(rows, padding_of(self.bank.processor))

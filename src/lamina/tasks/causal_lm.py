@@ -255,6 +255,8 @@ class _WithoutEnd(_WithoutSpecialTokens):
     """A wrapper around the tokenizer of `processor` that leaves out the end token after a text."""
 
     def __call__(self, texts: list[str], **options: Any) -> Any:
+        if "max_length" in options:  # the end token needs no room
+            options["max_length"] += 1
         output = self._tokenizer(texts, **options)
         return {key: [row[:-1] for row in rows] for key, rows in output.items()}
 

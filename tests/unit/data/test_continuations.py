@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from tests.support.causal import starting_tokenizer
 from tests.support.marking import MARKS, letters
-from tokenizers import processors
+from tokenizers import PreTokenizedString, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from lamina.data.continuations import reads_replies_apart
@@ -40,6 +42,36 @@ def test_the_tokens_of_a_reply_are_those_that_its_text_has_after_the_prompt(mark
     for first, second in (("The", " red car"), ("So", ", or"), ("A\n", "B"), ("A ", "b"), ("a", "")):
         joined = tokenizer.convert_ids_to_tokens(tokenizer(first + second)["input_ids"])
         assert read_pair(tokenizer, first, second)[0] == "".join(joined).replace("Ġ", "▁").replace("Ċ", "\n")
+
+
+def test_other_threads_can_use_the_tokenizer_meanwhile():
+    tokenizer = letters("Prepend")
+    pairs, expected = [("The", " red")] * 50, encode(["car"], tokenizer, max_length=64).token(0, 1)
+    with ThreadPoolExecutor(2) as pool:
+        reading = [pool.submit(encode, pairs, tokenizer, max_length=64, windows=True) for _ in range(30)]
+        found = [encode(["car"], tokenizer, max_length=64).token(0, 1) for _ in range(300)]
+        assert all(len(one.result()) == 50 for one in reading)
+    assert set(found) == {expected}
+
+
+def test_a_changed_tokenizer_is_read_as_it_is_now():
+    tokenizer = letters("Metaspace")
+    assert read_pair(tokenizer, "The", " red")[1] == "▁red"
+    tokenizer.add_tokens(["red"])
+    assert read_pair(tokenizer, "The", "red")[2] == ["red"]
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([])
+    assert read_pair(tokenizer, "The", "car")[0] == "<s>Thecar"
+
+
+def test_a_step_that_is_written_in_python_adds_nothing():
+    tokenizer = letters("Prepend")
+
+    class Whole:
+        def pre_tokenize(self, text: PreTokenizedString) -> None: ...
+
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(Whole())
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    assert read_pair(tokenizer, "The", " red")[0] == "<s>The▁red"
 
 
 def test_texts_with_a_separator_between_them_keep_their_marks():

@@ -12,6 +12,7 @@ from transformers import (
     DebertaV2Config,
     FNetConfig,
     GPT2Config,
+    MobileBertConfig,
     RwkvConfig,
     T5Config,
     ViTConfig,
@@ -36,6 +37,7 @@ READ = {  # config -> whether padding changes the states of tokens
     "fnet": (FNetConfig(**SIZES, max_position_embeddings=32, pad_token_id=3), True),
     "yoso": (YosoConfig(**HEADS), True),
     "convbert": (ConvBertConfig(**HEADS, embedding_size=16), True),
+    "mobilebert": (MobileBertConfig(**HEADS, embedding_size=16, intra_bottleneck_size=8), True),
     "bert": (BertConfig(**HEADS), False),
     "deberta-v2": (DebertaV2Config(**HEADS), False),
     "gpt2": (GPT2Config(vocab_size=len(WORDS), n_embd=16, n_layer=2, n_head=2, n_positions=32), False),
@@ -55,6 +57,30 @@ def built(family: str) -> PreTrainedModel:
 @pytest.mark.parametrize("family", READ)
 def test_models_that_read_padding_are_found(family: str):
     assert reads_padding(built(family)) == READ[family][1]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["convbert", "yoso", "deberta-v2", "xlnet", "bert"])
+def test_half_precision_hides_no_padding(family: str, dtype: torch.dtype):
+    assert reads_padding(built(family).to(dtype)) == READ[family][1]
+
+
+def test_models_without_weights_are_not_run():
+    assert not reads_padding(built("fnet").to("meta"))
+    assert reads_padding(built("fnet"))
+
+
+def test_cached_states_are_those_without_padding():
+    weights = []
+    for cache in ("off", "on"):
+        bank = ReaderBank(built("fnet"), processor=tiny_tokenizer())
+        bank.add("mood", Reader(AdaLayers(dim=8), SequenceClassification(("bad", "good"), pooling="mean"), seed=0))
+        texts = ["anna", "the film is good", "paris is very fun and slow", "the film", "not bad at all", "is it"]
+        rows = [{"text": text, "label": ("bad", "good")[at % 2]} for at, text in enumerate(texts)]
+        task = Task.from_dataset("sequence_classification", dict.fromkeys(("train", "validation"), rows))
+        fit(bank, {"mood": task}, epochs=3, batch_size=4, seed=0, cache=cache, cache_dtype="float32")
+        weights.append(torch.cat([weight.flatten() for weight in bank["mood"].parameters()]))
+    assert torch.allclose(*weights, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", ["fnet", "yoso", "convbert"])

@@ -139,6 +139,9 @@ def test_a_text_to_continue_has_no_end():
         rows = zip(batch["input_ids"], batch["attention_mask"], strict=True)
         read = [[VOCABULARY[token] for token in ids[mask == 1]] for ids, mask in rows]
         assert read == [["is", "anna", "good"], ["<end>"], ["was", "it"]]
+        short = EncodeOptions(part="predict", max_length=2)
+        long = KIND.encode(KIND.examples(["is anna good"], tokenizer), tokenizer, short)
+        assert (KIND.truncated(long), long.lengths.tolist()) == (1, [2])
 
 
 def test_an_end_that_the_tokenizer_adds_itself_comes_once(metaspace: Any):
