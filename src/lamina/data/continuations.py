@@ -172,15 +172,14 @@ def _bare(tokenizer: Tokenizer, backend: tokenizers.Tokenizer) -> tokenizers.Tok
     A copy is kept for the tokenizer until one of the two steps or the number of tokens changes. The backend itself is
     not changed, since another thread may use it.
     """
-    if not _adds_prefix(backend):
-        return backend
     steps = _steps(backend)
+    changed = {step: _without_prefix(own) for step, own in steps.items()}
+    if changed == steps:
+        return backend
     key = json.dumps([steps, len(tokenizer)])
     known, copy = _copies.get(tokenizer, ("", backend))
     if known != key:
-        state = json.loads(backend.to_str())
-        state |= {step: _without_prefix(own) for step, own in steps.items()}
-        copy = tokenizers.Tokenizer.from_str(json.dumps(state))
+        copy = tokenizers.Tokenizer.from_str(json.dumps(json.loads(backend.to_str()) | changed))
         copy.no_truncation()
         copy.no_padding()
         _copies[tokenizer] = key, copy

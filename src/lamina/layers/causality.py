@@ -15,7 +15,7 @@ from lamina.layers.probe_input import NoInputError, probe_input
 from lamina.layers.stack import LayerStack, alike
 
 _TOKENS, _UNCHANGED = 12, 6  # length of the inputs; how many of their first tokens are equal
-_CLOSE = {torch.float32: 1e-4, torch.float64: 1e-6}  # relative tolerance: kernels may sum in another order
+CLOSE = {torch.float32: 1e-4, torch.float64: 1e-6}  # relative tolerance: kernels may sum in another order
 # `scope` of a stack -> whether the stack is causal
 _known: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
@@ -51,19 +51,19 @@ def _compare_passes(model: nn.Module, stack: LayerStack) -> bool:
     inputs |= {name: torch.ones_like(value) for name, value in inputs.items() if name.endswith("attention_mask")}
     changed = torch.cat([inputs[key][:, :_UNCHANGED], other[key][:, _UNCHANGED:]], dim=1)
     with preserve_model(model):
-        before, after = (_states(model, stack, inputs | {key: ids}) for ids in (inputs[key], changed))
-    return all(alike(after[layer], state, _CLOSE.get(state.dtype, 1e-2)) for layer, state in before.items())
+        before, after = (first_states(model, stack, inputs | {key: ids}, _UNCHANGED) for ids in (inputs[key], changed))
+    return all(alike(after[layer], state, CLOSE.get(state.dtype, 1e-2)) for layer, state in before.items())
 
 
-def _states(model: nn.Module, stack: LayerStack, inputs: dict[str, Tensor]) -> dict[int, Tensor]:
-    """Run the model on `inputs`, with torch seeded by 0; return layer -> states of the first `_UNCHANGED` tokens.
+def first_states(model: nn.Module, stack: LayerStack, inputs: dict[str, Tensor], count: int) -> dict[int, Tensor]:
+    """Run the model on `inputs`, with torch seeded by 0; return layer -> states of the first `count` tokens.
 
     The caller restores torch's generators.
     """
     states: dict[int, Tensor] = {}
 
     def on_state(layer: int, state: Tensor) -> None:
-        states[layer] = state[:, :_UNCHANGED].clone()
+        states[layer] = state[:, :count].clone()
 
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
     with watch(stack, range(stack.layers), on_state):

@@ -8,20 +8,19 @@ import weakref
 from contextvars import Context
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lamina.errors import first_line
 from lamina.layers.adapters import backbone, without_wrapper
+from lamina.layers.causality import CLOSE, first_states
 from lamina.layers.discovery import stacks
-from lamina.layers.hooks import watch
 from lamina.layers.preserve import preserve_model
 from lamina.layers.probe_input import probe_input
-from lamina.layers.stack import LayerStack, alike
+from lamina.layers.stack import alike
 
 logger = logging.getLogger(__name__)
 
 _REAL, _PADDED = 6, 12  # length of the row without padding, and with it
-_CLOSE = {torch.float32: 1e-4, torch.float64: 1e-6}  # relative tolerance: kernels may sum in another order
 _known: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()  # backbone -> whether it reads padding
 
 
@@ -69,24 +68,11 @@ def _compare_passes(model: nn.Module) -> bool:
         other = padded | {"input_ids": torch.cat([ids[:, :_REAL], ids[:, _REAL:].flip(1).roll(1, 1)], dim=1)}
         alone = {key: value[:, :_REAL] if value.shape[1:] == (_PADDED,) else value for key, value in padded.items()}
         with preserve_model(model):
-            states, others, without = (_states(model, stack, rows) for rows in (padded, other, alone))
+            states, others, without = (first_states(model, stack, rows, _REAL) for rows in (padded, other, alone))
         for layer, state in states.items():
-            close = _CLOSE.get(state.dtype, 1e-2)
+            close = CLOSE.get(state.dtype, 1e-2)
             if not alike(others[layer], state, min(close, 1e-4)) or not alike(without[layer], state, close):
                 return True
     except Exception as error:  # models raise many types of errors
         logger.debug("padding: %s was not compared (%s)", type(model).__name__, first_line(error))
     return False
-
-
-def _states(model: nn.Module, stack: LayerStack, inputs: dict[str, Tensor]) -> dict[int, Tensor]:
-    """Run the model on `inputs`, with torch seeded by 0; return layer -> states of the first `_REAL` tokens."""
-    states: dict[int, Tensor] = {}
-
-    def on_state(layer: int, state: Tensor) -> None:
-        states[layer] = state[:, :_REAL].clone()
-
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
-    with watch(stack, range(stack.layers), on_state):
-        model(**inputs)
-    return states

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int
     from transformers import PreTrainedModel
 
-    from lamina.layers.types import Batch, Processor, Tokenizer
+    from lamina.layers.types import Batch, Processor
 
 logger = logging.getLogger(__name__)
 
@@ -227,10 +227,11 @@ def _encode_replies(split: Split, processor: Processor, options: EncodeOptions, 
         what = f"{type(tokenizer).__name__} is a slow tokenizer; replies are found by character offsets"
         raise ConfigError(f"causal_lm: {what}, which only fast ones give. Use a model that has a fast one.")
     if not has_chats:
-        space = options.add_prefix_space
-        pairs = _ended(split.texts, tokenizer)
+        has_end, space = adds_end(tokenizer), options.add_prefix_space
+        end = "" if has_end else tokenizer.eos_token or ""
+        pairs = [(prompt, reply + end) for prompt, reply in split.texts]
         encoded, marks = encode_replies(pairs, processor, max_length=options.max_length, add_prefix_space=space)
-        if adds_end(tokenizer):
+        if has_end:
             marks = [[*row[:-1], 1] for row in marks]
         return CausalInputs(encoded, processor, WordTargets(marks))
     texts, spans = zip(*(render(chat, processor) for chat in split.texts), strict=True)
@@ -259,12 +260,6 @@ class _WithoutEnd(_WithoutSpecialTokens):
             options["max_length"] += 1
         output = self._tokenizer(texts, **options)
         return {key: [row[:-1] for row in rows] for key, rows in output.items()}
-
-
-def _ended(pairs: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    """Return the pairs with the end token after each reply, unless the tokenizer adds its own."""
-    end = "" if adds_end(tokenizer) else tokenizer.eos_token or ""
-    return [(prompt, reply + end) for prompt, reply in pairs]
 
 
 def _marks(encoded: Encoded, spans: Sequence[Sequence[Span]]) -> Iterator[list[int]]:
