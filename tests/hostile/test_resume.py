@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from tests.support.finetuned import bert, tensors, tune
 from tests.support.portions import one_in
-from tests.support.training import reader, same, tiny_bank, tiny_model, tiny_tokenizer, train, weights, yes_no
+from tests.support.training import reader, same, smoothed, tiny_bank, tiny_model, tiny_tokenizer, train, weights, yes_no
 from tokenizers.processors import BertProcessing
 
 from lamina.bank import ReaderBank
@@ -95,6 +95,10 @@ CHANGES: dict[str, tuple[Callable[[Job], Any], str]] = {
     "base": (
         lambda job: setattr(job, "bank", tiny_bank({"one": reader(TASK), "two": reader(TASK, seed=1)}, tiny_model(1))),
         "other weights of the model",
+    ),
+    "settings of the base": (
+        lambda job: setattr(job, "bank", tiny_bank({"one": reader(TASK), "two": reader(TASK, seed=1)}, smoothed())),
+        "other settings of the model",
     ),
     "label": (
         set_task("two", with_split(TASK, "train", labels=turned(LABELS["train"]))),

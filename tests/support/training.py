@@ -89,6 +89,15 @@ def _known() -> PreTrainedModel:
     return tiny_model()
 
 
+def smoothed() -> PreTrainedModel:
+    """The base with the same weights, whose norms add a larger number."""
+    model = tiny_model()
+    for module in model.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            module.eps = 0.5
+    return model
+
+
 def tiny_bank(readers: Mapping[str, Reader], model: PreTrainedModel | None = None) -> ReaderBank:
     """A bank on a model of its own; where the layers of that are is found once per process."""
     if model is None:

@@ -29,6 +29,7 @@ from torch import Tensor
 from lamina.bank.stack_pass import real_tokens
 from lamina.data.disk_cache import FORMAT, cache_folder, check_room, claim, disk_errors, entries, publish, read_entry
 from lamina.errors import CacheError
+from lamina.layers.base_facts import hash_settings
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.hooks import token_mask
 from lamina.layers.types import tokenizer_of
@@ -48,8 +49,6 @@ logger = logging.getLogger(__name__)
 
 _TRIAL = 4  # number of batches that are timed before all rows are written
 _SHARE = 0.25  # share of the free memory that states may take
-# settings of a model's config on which its hidden states do not depend
-_UNRELATED_SETTINGS = {"_name_or_path", "transformers_version", "architectures", "dtype", "id2label", "label2id"}
 
 # parts of a joint processor beside its tokenizer
 _PARTS = ("image_processor", "video_processor", "feature_extractor")
@@ -484,12 +483,11 @@ class _Entry:
         bank, layout, layers = self.bank, self.layout, self.layout.layers
         for name in layers.keys() - fingerprints.keys():
             fingerprints[name] = fingerprint_of(bank.stacks[name])
-        config = {key: value for key, value in bank.model.config.to_dict().items() if key not in _UNRELATED_SETTINGS}
         inputs = filler.inputs
         self.facts: Facts = {
             "format": FORMAT,
             "fingerprints": {name: fingerprints[name] for name in layers},
-            "config": json.dumps(config, sort_keys=True, default=str),
+            "settings": hash_settings(bank.model),
             "processor": hash_processor(bank.processor),
             "inputs": inputs.content_digest() if isinstance(inputs, FramedInputs) else inputs.digest,
             "precision": self.settings.precision,

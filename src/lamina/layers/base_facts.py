@@ -19,24 +19,31 @@ from lamina.layers.stack import LayerStack, children_of
 from lamina.utils import JSONObject
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
+# Settings of a config on which no result depends: notes, the names of classes (which tasks and heads have too), and how
+# results are computed or returned.
+_NOTES = frozenset(
+    {
+        *("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "tokenizer_class"),
+        *("id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "lamina_learnt"),
+        *("return_dict", "use_return_dict", "output_hidden_states", "output_attentions", "use_cache", "torchscript"),
+        *("gradient_checkpointing", "chunk_size_feed_forward", "keys_to_ignore_at_inference"),
+        *("return_dict_in_generate", "output_scores"),
+    }
+)
 # Settings of a config on which no hidden state depends in eval mode. All others count. The names of special tokens are
 # among them because modules that compute with one, as RoBERTa does for positions, keep it as an attribute.
-UNRELATED = frozenset(
+UNRELATED = _NOTES | frozenset(
     {
-        *("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "model_type", "tokenizer_class"),
-        *("id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params", "prefix"),
-        *("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "forced_bos_token_id"),
-        *("forced_eos_token_id", "return_dict", "use_return_dict", "output_hidden_states", "output_attentions"),
-        *("use_cache", "torchscript", "gradient_checkpointing", "chunk_size_feed_forward", "tie_word_embeddings"),
+        *("model_type", "task_specific_params", "prefix", "pad_token_id", "bos_token_id", "eos_token_id"),
+        *("sep_token_id", "cls_token_id", "forced_bos_token_id", "forced_eos_token_id", "tie_word_embeddings"),
         *("is_encoder_decoder", "tie_encoder_decoder", "add_pooling_layer", "classifier_activation", "max_length"),
         *("min_length", "num_beams", "do_sample", "early_stopping", "no_repeat_ngram_size", "length_penalty"),
-        *("temperature", "top_k", "top_p", "repetition_penalty", "keys_to_ignore_at_inference"),
+        *("temperature", "top_k", "top_p", "repetition_penalty"),
         *("decoder_start_token_id", "forced_decoder_ids", "suppress_tokens", "begin_suppress_tokens"),
-        *("max_new_tokens", "return_dict_in_generate", "output_scores", "output_router_logits"),
-        *("router_aux_loss_coef", "apply_spec_augment", "ctc_loss_reduction", "ctc_zero_infinity"),
-        "lamina_learnt",
+        *("max_new_tokens", "output_router_logits", "router_aux_loss_coef", "apply_spec_augment"),
+        *("ctc_loss_reduction", "ctc_zero_infinity"),
     }
 )
 # Names that belong to dropout, initialisation or the choice of a kernel: they change nothing beyond rounding. But token
@@ -44,6 +51,9 @@ UNRELATED = frozenset(
 _UNRELATED = re.compile(
     r"^_|(?<!token_)drop(?!ping)|^init(?!ial_prior)|^mask_(time|feature)_|^classif|^summary_|attn_implementation|experts_implementation|_cached$"
 )
+# Names of settings that change nothing beyond rounding; and of attributes that passes set (BigBird, RWKV).
+_KERNELS = re.compile(r"^_|attn_implementation|experts_implementation|_cached$")
+_RUNNING = re.compile(rf"{_KERNELS.pattern}|^attention_type$|^layers_are_rescaled$")
 # Earlier versions took token dropout and initial priors for such names too, so their banks lack them.
 EARLIER_UNRELATED = re.compile(rf"{_UNRELATED.pattern}|drop|^init")
 _MODES = frozenset({"training", "gradient_checkpointing", "name_or_path", "p"})  # of modules; `p` is dropout's
@@ -70,17 +80,33 @@ class StackSettings:
         return cls(settings_of(config, unrelated), module_facts(model, stack, unrelated))
 
 
+def hash_settings(model: nn.Module) -> str:
+    """Return a hash of all settings, beside weights, on which results of a model or of its training may depend.
+
+    A run that stopped may only go on with a model that has the same hash. The settings are those of the config and of
+    generation, and the classes and settings of all modules.
+    """
+    configs = [getattr(model, name, None) for name in ("config", "generation_config")]
+    facts: list[object] = [_related(_plain(config), _KERNELS, _NOTES) for config in configs if config is not None]
+    facts += [f"{type(module).__name__} {_attributes(module, _RUNNING)}" for module in model.modules()]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
 def settings_of(config: PretrainedConfig, unrelated: re.Pattern[str] = _UNRELATED) -> JSONObject:
     """Return a config's settings, JSON-ready and with nested configs, but without those that `_related` leaves out."""
-    return _related(json.loads(json.dumps(config.to_dict(), default=str)), unrelated)
+    return _related(_plain(config), unrelated, UNRELATED)
 
 
-def _related(settings: Mapping[str, object], unrelated: re.Pattern[str]) -> JSONObject:
-    """Return `settings` without those whose names are in `UNRELATED` or match `unrelated`, in nested configs too."""
+def _plain(config: PretrainedConfig | GenerationConfig) -> JSONObject:
+    return json.loads(json.dumps(config.to_dict(), default=str))
+
+
+def _related(settings: Mapping[str, object], unrelated: re.Pattern[str], names: frozenset[str]) -> JSONObject:
+    """Return `settings` without those whose names are in `names` or match `unrelated`, in nested configs too."""
     return {
-        name: _related(cast("Mapping[str, object]", value), unrelated) if isinstance(value, dict) else value
+        name: _related(cast("Mapping[str, object]", value), unrelated, names) if isinstance(value, dict) else value
         for name, value in settings.items()
-        if name not in UNRELATED and not unrelated.search(name)
+        if name not in names and not unrelated.search(name)
     }
 
 

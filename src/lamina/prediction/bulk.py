@@ -201,6 +201,7 @@ def predict_file(  # noqa: PLR0913
         "columns": columns,
         "readers": list(predictor.names),
         "weights": predictor.digest(),
+        "settings": predictor.settings_digest(),
         "processor": predictor.processor_digest(),
         **({"int8": True} if backend == "int8" else {}),
         **options.model_dump(include=_OF_ANSWERS),

@@ -21,6 +21,7 @@ from lamina.data.read import Table, read_table
 from lamina.editing.record import location_of
 from lamina.errors import ConfigError, DataError, StoreError, check_known
 from lamina.layers import LayerStack, select
+from lamina.layers.base_facts import hash_settings
 from lamina.layers.discovery import pick_stack
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.preserve import preserve_training
@@ -207,6 +208,7 @@ class _Plan:
         return {
             "format": _PLAN_FORMAT,
             "fingerprint": fingerprint_of(self.stack),
+            "settings": hash_settings(self.bank.model),
             "texts": self.inputs.digest,
             "stack": self.stack.name,
             "layers": list(self.layers),

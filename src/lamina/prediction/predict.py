@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from lamina.data.continuations import reads_replies_apart
 from lamina.data.encode import Windows
 from lamina.data.state_cache import hash_processor
 from lamina.errors import ConfigError, LaminaError, UnknownNameError
+from lamina.layers.base_facts import hash_settings
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_modules, fingerprint_of_tensors
 from lamina.layers.types import Processor, tokenizer_of
 from lamina.layers.wrappers import checked_model
@@ -26,6 +28,7 @@ from lamina.store.open_saved import open_cached
 from lamina.tasks.base import EncodeOptions, GenerationOptions, Kind, KindedTask, TaskOutline
 from lamina.tasks.split import JOIN_WORDS, Split, as_examples
 from lamina.train.bank_runner import AnswerEngine, BankRunner
+from lamina.train.checkpoint import reader_settings
 from lamina.train.groups import encoder_of, max_length
 from lamina.train.model_runner import ModelRunner, task_of
 from lamina.train.options import PassOptions
@@ -286,6 +289,18 @@ class Predictor:
             bank.seal_base("predict")
             marks += [fingerprint_of(bank.stacks[name]) for name in sorted({reader.stack for reader in readers})]
         return hashlib.blake2b(" ".join(marks).encode(), digest_size=16).hexdigest()
+
+    def settings_digest(self) -> str:
+        """Return a digest of all settings, beside weights, on which answers depend.
+
+        They are those of the model and of each reader, such as its labels, and what training and calibration found.
+        """
+        base = hash_settings(self._runner.base)
+        facts = [(name, reader_settings(reader.config), reader.info) for name, reader in self.readers.items()]
+        learnt = {} if self.readers else {name: self._runner.info(name) for name in self.names}
+        outline = self._whole and (self._whole.kind.name, self._whole.problem_type, self._whole.labels)
+        parts = [base, facts, learnt, outline]
+        return hashlib.blake2b(json.dumps(parts, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
 
     def processor_digest(self) -> str:
         """Return a digest of the processor. It differs for processors that make different inputs."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from lamina.cells.run_cells import Cell, Shelf, State
 from lamina.data.state_cache import hash_processor
 from lamina.errors import StoreError
+from lamina.layers.base_facts import hash_settings
 from lamina.recipes.expand import expand_recipe
 from lamina.recipes.schema import Recipe, slug
 from lamina.store import load, save
@@ -70,6 +71,7 @@ class SeparateRuns:
         """
         model, processor = load(self.recipe.model, revision=self.recipe.revision)
         digests = {"weights of the model": starting_weights(model, list(model.parameters()))}
+        digests["settings of the model"] = hash_settings(model)
         if processor is not None:
             digests["tokenizer or processor"] = hash_processor(processor)
         return digests, saved_bytes(model)

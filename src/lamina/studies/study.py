@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
 from lamina.errors import ConfigError, StoreError, check_known, convert_errors
 from lamina.layers import stacks
+from lamina.layers.base_facts import hash_settings
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.recipes.report_file import STUDY
 from lamina.store.files import damaged, read_steady, staged, write_json
@@ -311,11 +312,12 @@ def study_settings(models: Mapping[str, PreTrainedModel], **options: JSON) -> di
 
 
 def model_facts(model: PreTrainedModel) -> dict[str, JSON]:
-    """Return what a study records about a model: "name", "class", "family", "dtype" and "fingerprints"; JSON-ready.
+    """Return what a study records about a model, JSON-ready.
 
-    The fingerprints are stack -> hash of its weights, and show whether two studies read the same model. The name is
-    None for a model that was not loaded. Raises UnsupportedModelError if the model's layers cannot be found, and
-    ConfigError if it has no weights (the meta device).
+    That is its "name", "class", "family", "dtype", "fingerprints" and "settings". The fingerprints are stack -> hash of
+    its weights, and "settings" is a hash of its config and its modules' settings. Together they show whether two
+    studies read the same model. The name is None for a model that was not loaded. Raises UnsupportedModelError if the
+    model's layers cannot be found, and ConfigError if it has no weights (the meta device).
     """
     return {
         "name": model.name_or_path or None,
@@ -323,6 +325,7 @@ def model_facts(model: PreTrainedModel) -> dict[str, JSON]:
         "family": str(model.config.model_type),
         "dtype": str(model.dtype).removeprefix("torch."),
         "fingerprints": {name: fingerprint_of(stack) for name, stack in stacks(model).items()},
+        "settings": hash_settings(model),
     }
 
 

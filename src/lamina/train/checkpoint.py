@@ -23,6 +23,7 @@ from lamina.errors import ConfigError, StoreError, UnsupportedModelError, conver
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.layers import stacks
+from lamina.layers.base_facts import hash_settings
 from lamina.layers.fingerprints import fingerprint_of_tensors
 from lamina.utils import JSON, JSONObject, barrier, derive_seed, no_pipe, run_in_first, world_size
 
@@ -71,6 +72,7 @@ def identity(
     shapes = [(name, *weight.shape) for module in runner.modules for name, weight in module.named_parameters()]
     weights = runner.starting_weights([parameter for learner in learners for parameter in learner.parameters])
     digests: Facts = {"": {"weights of the model": weights, "shapes of the weights": derive_seed(shapes)}}
+    digests[""]["settings of the model"] = hash_settings(model)
     for name, task in plan.tasks.items():
         facts = {"epochs": plan.epochs[name], "learning_rate": rates[name]}
         settings[f"in '{name}'"] = {**runner.settings(name), **task_settings(task), **facts}

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import BertForMaskedLM, BertModel, EsmModel, LlamaConfig, LlamaModel, Qwen2Config, Qwen2Model
 
 from lamina.layers import module_guard, stacks
-from lamina.layers.base_facts import StackSettings
+from lamina.layers.base_facts import StackSettings, hash_settings
 from lamina.layers.module_guard import ModuleGuard
 
 
@@ -99,6 +99,46 @@ def test_a_pass_leaves_the_settings_of_inner_modules(name: str):
         model(input_ids=torch.ones(1, 4, dtype=torch.long))
     assert guard.is_same()
     assert facts(copy.deepcopy(model)) == before
+
+
+def longer_answers(model: Any) -> None:
+    model.generation_config.max_new_tokens = 7
+
+
+def other_padding(model: Any) -> None:
+    model.config.pad_token_id = 3  # GPT-2's classifier reads the token before it
+
+
+def more_dropout(model: Any) -> None:
+    model.config.attn_pdrop = 0.5  # which changes what training learns
+
+
+def other_norm(model: Any) -> None:
+    model.transformer.h[1].ln_1.eps = 0.5
+
+
+def scaled_head(model: Any) -> None:
+    model.lm_head.scale = 2.0
+
+
+@pytest.mark.parametrize("change", [longer_answers, other_padding, more_dropout, other_norm, scaled_head])
+def test_a_run_goes_on_only_with_a_model_of_the_same_settings(change: Callable[[Any], None]):
+    before = hash_settings(model := FAMILIES["gpt2-CausalLM"].build())
+    change(model)
+    assert hash_settings(model) != before
+
+
+@pytest.mark.parametrize("name", ["gpt2-CausalLM", "bert-SequenceClassification", "rwkv", "t5-Seq2SeqLM"])
+def test_passes_training_and_notes_are_no_change_of_settings(name: str):
+    model = FAMILIES[name].build()
+    before = hash_settings(model)
+    with torch.no_grad():
+        model(**FAMILIES[name].inputs(model))
+    model.train()
+    if model.supports_gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    model.config.use_cache, model.config.name_or_path, model.config.id2label = False, "elsewhere", {0: "no", 1: "yes"}
+    assert hash_settings(model) == hash_settings(copy.deepcopy(model)) == before
 
 
 def test_a_setting_of_attention_that_was_none_is_guarded():

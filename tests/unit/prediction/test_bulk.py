@@ -18,7 +18,7 @@ from pyarrow import parquet
 from tests.support.deaths import forked
 from tests.support.finetuned import bert, drawn, image_processor, shades, t5, t5_tokenizer, vit
 from tests.support.portions import one_in
-from tests.support.training import names, reader, tiny_bank, tiny_tokenizer, yes_no
+from tests.support.training import names, reader, smoothed, tiny_bank, tiny_tokenizer, yes_no
 
 from lamina import ReaderBank, predict, predict_file
 from lamina.data.read import read_chunks
@@ -314,6 +314,11 @@ def test_what_another_run_left_is_not_gone_on_with(tmp_path: Path, monkeypatch: 
         run(bank(), source, output, readers=["mood"])
     with pytest.raises(ConfigError, match=r"to an earlier run whose weights was"):
         run(tiny_bank({"mood": reader(yes_no(), seed=3), "who": reader(names())}), source, output)
+    calibrated = bank()
+    calibrated["who"].info["temperature"] = 2.0
+    for other in (calibrated, tiny_bank({"mood": reader(yes_no()), "who": reader(names())}, smoothed())):
+        with pytest.raises(ConfigError, match=r"to an earlier run whose settings was"):
+            run(other, source, output)
     with monkeypatch.context() as patch:
         patch.setattr(bulk.Predictor, "choose_engine", lambda self: None)
         with pytest.raises(ConfigError, match=r"to an earlier run whose int8 was None, and now it is True"):

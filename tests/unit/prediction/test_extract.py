@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.recorded import states_of
-from tests.support.training import tiny_bank, tiny_model, tiny_tokenizer
+from tests.support.training import smoothed, tiny_bank, tiny_model, tiny_tokenizer
 
 from lamina.data.recorded_states import RecordedStates
 from lamina.errors import ConfigError, DataError, StoreError, UnknownNameError
@@ -112,6 +112,12 @@ def test_a_folder_of_another_run_is_refused(source: Path, tmp_path: Path):
     write(source, tmp_path / "states", layers=[2])
     with pytest.raises(StoreError, match="states with other layers; a run only continues its own"):
         write(source, tmp_path / "states", layers=[1])
+
+
+def test_a_folder_of_a_base_with_another_setting_is_refused(source: Path, tmp_path: Path):
+    write(source, tmp_path / "states", layers=[2])
+    with pytest.raises(StoreError, match="states with other settings; a run only continues its own"):
+        extract(smoothed(), source, tmp_path / "states", layers=[2], processor=tiny_tokenizer())
 
 
 def test_the_lines_of_a_text_file_are_texts(tmp_path: Path):

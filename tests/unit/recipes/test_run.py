@@ -257,8 +257,15 @@ CHANGES: dict[str, tuple[Any, str]] = {
         "other texts in the train part of 'film'",
     ),
     "base": (lambda place: save_base(place / "base", seed=7), "other weights of the model"),
+    "settings": (lambda place: set_in_config(place / "base", layer_norm_eps=0.5), "other settings of the model"),
     "tokenizer": (lambda place: add_word(place / "base"), "other tokenizer or processor"),
 }
+
+
+def set_in_config(base: Path, **settings: Any) -> None:
+    config = json.loads((base / "config.json").read_text())
+    assert not settings.items() <= config.items()
+    (base / "config.json").write_text(json.dumps(config | settings))
 
 
 def add_word(base: Path) -> None:

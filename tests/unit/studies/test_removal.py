@@ -134,6 +134,19 @@ def test_cells_of_another_head_do_not_resume_where_they_use_it(tmp_path):
         removal(other, texts=TEXTS, output=tmp_path / "texts", resume=True, **options)
 
 
+@pytest.mark.parametrize("on", ["tasks", "texts"])
+def test_cells_of_a_model_with_another_setting_do_not_resume(tmp_path, on):
+    other = masked_model()
+    for layer in other.bert.encoder.layer:
+        layer.output.LayerNorm.eps = 0.5
+    read = {"tasks": {"mood": task()}} if on == "tasks" else {"texts": TEXTS}
+    options = {"processor": masking_tokenizer(), "runs": [1], "seeds": [0], "epochs": 1, "output": tmp_path, **read}
+    removal(masked_model(), **options)
+    removal(masked_model(), resume=True, **options)
+    with pytest.raises(ConfigError, match="belongs to a study with models"):
+        removal(other, resume=True, **options)
+
+
 @pytest.mark.long
 def test_gaps_in_several_label_columns_are_masked():
     rows = [{**row, "other": None if number == 1 else row["label"]} for number, row in enumerate(ROWS)]
