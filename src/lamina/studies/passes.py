@@ -170,9 +170,13 @@ def group_batches(inputs: Inputs, rows: Sequence[int], batch_size: int) -> Itera
 def unlabelled_batches(inputs: Inputs, count: int) -> list[Batch]:
     """Return the first `count` rows of encoded `inputs` in random batches of 32 to 63 rows, without their labels.
 
-    With fewer than 32 rows there is one batch of all rows. Every call draws the same batches.
+    With fewer than 32 rows there is one batch of all rows. If `inputs.equal_lengths` is True, each such batch is split
+    into batches of one length. Every call draws the same batches.
     """
-    groups = [inputs.batch(rows) for rows in row_groups(count, 32, 0)]
+    groups = list[Batch]()
+    for rows in row_groups(count, 32, 0):
+        equal = bool(getattr(inputs, "equal_lengths", False))
+        groups += [batch for _, batch in group_batches(inputs, rows, len(rows))] if equal else [inputs.batch(rows)]
     return [{name: value for name, value in batch.items() if name != "labels"} for batch in groups]
 
 

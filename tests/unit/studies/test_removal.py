@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import sys
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +18,7 @@ from tests.support.masked import masked_model, masking_tokenizer
 from tests.support.portions import one_in
 from tests.support.stored import save_base, tiny_model, tiny_tokenizer
 from tests.support.tiny import READABLE, model_of
-from transformers import BertForMaskedLM
+from transformers import BertForMaskedLM, FNetConfig, FNetModel
 
 from lamina import Task, tap, truncate_
 from lamina.errors import ConfigError, UnsupportedModelError
@@ -160,17 +163,29 @@ def test_gaps_in_several_label_columns_are_masked():
         removal(tiny_model(3), tasks["other"], **how)
 
 
-def test_block_influence_is_that_of_the_states_around_the_run():
-    model, tokenizer = tiny_model(3), tiny_tokenizer()
-    study = removal(model, {"mood": task()}, processor=tokenizer, runs=[2], seeds=[0], epochs=1)
+def fnet() -> Any:
+    """A model without a mask, whose states depend on padding."""
+    shape = {"vocab_size": len(tiny_tokenizer()), "hidden_size": 16, "intermediate_size": 16}
+    torch.manual_seed(0)
+    return FNetModel(FNetConfig(**shape, num_hidden_layers=3, max_position_embeddings=32, pad_token_id=0)).eval()
+
+
+@pytest.mark.parametrize("make", [partial(tiny_model, 3), fnet], ids=["bert", "fnet"])
+def test_block_influence_is_that_of_the_states_around_the_run(make):
+    model, tokenizer = make(), tiny_tokenizer()
+    reads = inspect.signature(model.forward).parameters
+    rows = [{**row, "sentence": f"{row['sentence']}{' and fun' * (at % 3)}"} for at, row in enumerate(ROWS)]
+    mood = Task.from_dataset("sequence_classification", {"train": rows, "validation": rows})
+    study = removal(model, {"mood": mood}, processor=tokenizer, runs=[2], seeds=[0], epochs=1)
     rows = study.table.query("proxy == 'block_influence' and measure == 'drop'")
     cosines = []
     with torch.no_grad():
-        for text in TEXTS:
-            states = model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states
-            cosines.append([torch.cosine_similarity(states[i], states[i + 2], dim=-1).mean().item() for i in (0, 1)])
+        for text in mood.split("train").texts:
+            batch = {name: value for name, value in tokenizer(text, return_tensors="pt").items() if name in reads}
+            states = model(**batch, output_hidden_states=True).hidden_states
+            cosines.append(torch.cat([torch.cosine_similarity(states[i], states[i + 2], dim=-1) for i in (0, 1)]))
     np.testing.assert_allclose(
-        rows.sort_values("layer")["predicted"].astype(float), 1 - np.mean(cosines, 0), atol=2e-7
+        rows.sort_values("layer")["predicted"].astype(float), 1 - torch.cat(cosines, dim=1).mean(1).numpy(), atol=2e-7
     )  # float32 near 1
 
 
