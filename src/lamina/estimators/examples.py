@@ -32,6 +32,7 @@ TextsLike: TypeAlias = Any
 TargetsLike: TypeAlias = Any
 logger = logging.getLogger(__name__)
 _LARGEST = 1e37  # of a regressor's numbers: its head's weights are scaled to them in float32, which ends at 3.4e38
+_COARSEST = 0.01  # of a regressor's numbers: step between neighbours in float32, per standard deviation
 
 
 @contextmanager
@@ -294,7 +295,7 @@ def number_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     """Return the targets of a regressor, scaled to mean 0 and standard deviation 1; equal numbers all become 0.
 
     Raises DataError, whose message begins with `op`, if y is None, is not as long as `texts`, or holds anything but
-    numbers from -1e37 to 1e37.
+    numbers from -1e37 to 1e37; or if its numbers differ too little for predictions of 32 bits.
     """
     check_given(y, op)
     with data_errors(op):
@@ -306,7 +307,13 @@ def number_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
         numbers = column_or_1d(checked, warn=True)
         if (most := np.abs(numbers).max()) > _LARGEST:
             raise ValueError(f"y has the size {most:g}; at most {_LARGEST:g} is possible. Divide y by a constant.")
-    mean, scale = float(numbers.mean()), float(numbers.std()) or 1.0
+        mean, scale = float(numbers.mean()), float(numbers.std()) or 1.0
+        step = float(np.spacing(np.float32(most)))
+        if len(set(numbers.tolist())) > 1 and step > _COARSEST * scale:
+            raise ValueError(
+                f"y has a standard deviation of {scale:.3g} around {mean:.10g}. Predictions have 32 bits, and are "
+                f"multiples of {step:.3g} there. Subtract a constant, such as the mean, and add it to the predictions."
+            )
     return Targets("regression", ("value",), ((numbers - mean) / scale).tolist(), mean=mean, scale=scale)
 
 

@@ -58,6 +58,10 @@ logger = logging.getLogger(__name__)
 _OWN = ("row", "text", "text_pair")  # columns of CSV and Parquet beside those of predictions
 FORMATS = (".jsonl", ".csv", ".parquet")
 _STATE = ("size", "rows", "read", "skipped", "bad")  # fields of a `Partial` that its note records
+# facts that cannot be quoted -> what differs between two runs
+_SOURCE, _OTHER = "whose source has changed since", "of a bank or model with other"
+_CHANGES = {"bytes": _SOURCE, "modified": _SOURCE, "processor": "with another tokenizer or processor"}
+_CHANGES |= {name: f"{_OTHER} {name}" for name in ("weights", "settings")}
 _OF_ANSWERS = {"add_prefix_space", "prefix", "max_target_length", "num_beams", "length_penalty"}
 _FILE_ROWS, _MOST_ROWS = 32, 512  # maximum rows of a pass: of files; of texts, which tokens usually limit first
 # Maximum tokens of a pass, and its fixed cost in tokens. A longer pass would be no faster per token.
@@ -322,10 +326,9 @@ class Partial:
         """
         for name, now in self.same.items():
             if (before := state["same"].get(name)) != now:
-                raise ConfigError(
-                    f"predict: {self.lines} belongs to an earlier run whose {name} was {before}, and now it is {now}. "
-                    "Start again with resume=False (--no-resume)."
-                )
+                differs = _CHANGES.get(name, f"whose {name} was {before}, and now it is {now}")
+                hint = "Start again with resume=False (--no-resume)."
+                raise ConfigError(f"predict: {self.lines} belongs to an earlier run {differs}. {hint}")
         self.size, self.rows, self.read, self.skipped, self.bad = (state[name] for name in _STATE)
         if (size := self.lines.stat().st_size) < self.size:
             raise StoreError(

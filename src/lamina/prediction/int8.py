@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from lamina.errors import ConfigError, StoreError, UnsupportedModelError, first_line, require_packages
 from lamina.prediction.backends import engine_in_use
@@ -38,9 +39,9 @@ def export_int8(
 ) -> OnnxFacts:
     """Export a bank as one ONNX graph whose base model multiplies matrices in int8; the readers stay in float32.
 
-    onnxruntime quantises the weights of the base model's linear maps once, with a scale per output. It quantises the
-    inputs of these maps in each pass ("dynamic quantisation"). Every task is scored on its validation rows, in
-    PyTorch before the export and with the graph after it.
+    The weights of the base model's linear maps are quantised once, with a scale per output. Their inputs are quantised
+    in each pass, with a scale per token, so that answers do not depend on the other texts of a batch. Every task is
+    scored on its validation rows, in PyTorch before the export and with the graph after it.
 
     Args:
         bank: The bank, on the CPU. It is not changed.
@@ -99,35 +100,95 @@ def export_int8(
 def _quantise(bank: ReaderBank, source: Path, target: Path) -> None:
     """Quantise the base's matrix products with weights in the graph file `source`, and write the graph to `target`.
 
-    Raises UnsupportedModelError if the base has no linear map, or onnxruntime cannot quantise it.
+    onnxruntime's own `quantize_dynamic` has one scale for all tokens of a batch, so that answers depend on the texts
+    that are read together. Raises UnsupportedModelError if the base has no linear map, or the graph cannot be written.
     """
-    onnx, quantization = import_module("onnx"), import_module("onnxruntime.quantization")
-    nodes = _nodes_of_base(bank, onnx.load(str(source)))
+    onnx = import_module("onnx")
+    model = onnx.load(str(source))
     model_type, hint = str(bank.model.config.model_type), "Export it without int8."
     unsupported = partial(UnsupportedModelError, op=_OP, model_type=model_type, hint=hint)
-    if not nodes:
+    chosen = set(_nodes_of_base(bank, model))
+    if not chosen:
         raise unsupported(reason="it has no linear map to quantise")
-    root = logging.getLogger()
-    root.addFilter(_is_shown)
+    graph = _Int8Graph(model.graph)
+    for node in model.graph.node:
+        graph.add(node, quantised=node.name in chosen)
+    graph.replace()
     try:
-        quantization.quantize_dynamic(
-            str(source),
-            str(target),
-            op_types_to_quantize=["MatMul", "Gemm"],
-            nodes_to_quantize=nodes,
-            per_channel=True,
-            reduce_range=True,  # CPUs without VNNI add two products in 16 bits, which 8-bit weights would overflow
-            weight_type=quantization.QuantType.QInt8,
-        )
-    except Exception as error:  # onnxruntime raises many unrelated classes
-        raise unsupported(reason=f"onnxruntime cannot quantise it ({first_line(error)})") from error
-    finally:
-        root.removeFilter(_is_shown)
+        onnx.save(model, str(target))
+    except ValueError as error:  # protobuf's limit of 2 GiB
+        raise unsupported(reason=f"its graph cannot be written ({first_line(error)})") from error
 
 
-def _is_shown(record: logging.LogRecord) -> bool:
-    """Return False for onnxruntime's advice to optimise a graph first, which is for images; else True."""
-    return "pre-processing before quantization" not in str(record.msg)
+class _Int8Graph:
+    """The nodes and constants of a graph whose products with constant matrices become products of 8-bit integers.
+
+    A token's input `x` is `round(x / s) + 128` with `s = max |x| / 127`. A weight is at most 64 in size: CPUs without
+    VNNI add two products in 16 bits, which larger ones would overflow.
+    """
+
+    def __init__(self, graph: Any) -> None:  # noqa: ANN401
+        self.graph, self.nodes, self.constants = graph, list[Any](), list[Any]()
+        self._onnx = import_module("onnx")
+        self._known = {entry.name: entry for entry in graph.initializer}
+        self._matrices = set[str]()  # the constants that were quantised
+        self._inputs: dict[str, tuple[str, str]] = {}  # an input -> its 8-bit form and its scales
+        numbers = {"largest": np.float32(127), "least": np.float32(1e-30), "axis": np.array([-1])}
+        numbers |= {"middle": np.float32(128), "zero": np.uint8(128)}
+        self._numbers = {name: self._constant(f"int8.{name}", value) for name, value in numbers.items()}
+
+    def add(self, node: Any, *, quantised: bool) -> None:  # noqa: ANN401
+        """Add a node of the graph; if `quantised`, as a product of integers."""
+        if not quantised:
+            self.nodes.append(node)
+            return
+        attributes = {entry.name: self._onnx.helper.get_attribute_value(entry) for entry in node.attribute}
+        name, output = node.input[1], node.output[0]
+        self._matrices.add(name)
+        weight = self._onnx.numpy_helper.to_array(self._known[name])
+        weight = weight.T if attributes.get("transB") else weight
+        scale = np.maximum(np.abs(weight).max(axis=0), 1e-30) / 64
+        values, scales = self._input(node.input[0])
+        matrix = self._constant(f"{output}.weight", np.round(weight / scale).astype(np.int8))
+        last = output if len(node.input) < 3 else f"{output}.product"  # Gemm has a bias
+        product = self._node("MatMulInteger", [values, matrix, self._numbers["zero"]], f"{output}.integers")
+        product = self._node("Cast", [product], f"{output}.float", to=self._onnx.TensorProto.FLOAT)
+        scaled = self._node("Mul", [product, self._constant(f"{output}.scale", scale)], f"{output}.scaled")
+        self._node("Mul", [scaled, scales], last)
+        if last != output:
+            self._node("Add", [last, node.input[2]], output)
+
+    def replace(self) -> None:
+        """Write the nodes and constants into the graph, without the matrices that no node uses now."""
+        used = {name for node in self.nodes for name in node.input}
+        kept = [entry for entry in self.graph.initializer if entry.name in used or entry.name not in self._matrices]
+        for place, entries in ((self.graph.node, self.nodes), (self.graph.initializer, [*kept, *self.constants])):
+            del place[:]
+            place.extend(entries)
+
+    def _input(self, name: str) -> tuple[str, str]:
+        """Return the names of an input in 8 bits and of its scale per token; several maps may share them."""
+        if name not in self._inputs:
+            known = self._numbers
+            size = self._node("ReduceMax", [self._node("Abs", [name], f"{name}.abs"), known["axis"]], f"{name}.max")
+            size = self._node("Max", [size, known["least"]], f"{name}.size")  # of a row of zeros too
+            scale = self._node("Div", [size, known["largest"]], f"{name}.scale")
+            rounded = self._node("Round", [self._node("Div", [name, scale], f"{name}.divided")], f"{name}.rounded")
+            moved = self._node("Add", [rounded, known["middle"]], f"{name}.moved")
+            values = self._node("Cast", [moved], f"{name}.int8", to=self._onnx.TensorProto.UINT8)
+            self._inputs[name] = values, scale
+        return self._inputs[name]
+
+    def _node(self, kind: str, inputs: list[str], output: str, **attributes: int) -> str:
+        """Add a node; return the name of its output."""
+        self.nodes.append(self._onnx.helper.make_node(kind, inputs, [output], name=output, **attributes))
+        return output
+
+    def _constant(self, name: str, value: Any) -> str:  # noqa: ANN401
+        """Add a constant, numbers in float32; return its name."""
+        value = np.asarray(value, np.float32) if np.asarray(value).dtype.kind == "f" else np.asarray(value)
+        self.constants.append(self._onnx.numpy_helper.from_array(value, name))
+        return name
 
 
 def _nodes_of_base(bank: ReaderBank, graph: Any) -> list[str]:  # noqa: ANN401
@@ -153,8 +214,4 @@ def _nodes_of_base(bank: ReaderBank, graph: Any) -> list[str]:  # noqa: ANN401
         for entry in graph.graph.initializer
         if len(entry.dims) == 2 and hashlib.sha256(arrays.to_array(entry).tobytes()).digest() in known
     }
-    return [
-        node.name
-        for node in graph.graph.node
-        if node.op_type in ("MatMul", "Gemm") and of_base.intersection(node.input)
-    ]
+    return [node.name for node in graph.graph.node if node.op_type in ("MatMul", "Gemm") and node.input[1] in of_base]

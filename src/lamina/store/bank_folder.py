@@ -449,7 +449,7 @@ def _load_base(base: BaseFacts, folder: Path, *, writes: bool) -> tuple[PreTrain
         return model, processor
     if base.id is None:
         why = "names no base, since it was built in memory, or changed and not saved"
-        raise StoreError(f"load: {folder / MANIFEST} {why}. Pass `model`.")
+        raise StoreError(f"load: {folder / MANIFEST} {why}. Pass `model` (--model).")
     try:
         revision = None if is_dir(base.id) else base.revision
         head = writing_class(base.id, revision=revision) if writes else None

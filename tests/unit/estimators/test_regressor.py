@@ -76,6 +76,11 @@ def _held_out(results: Any, texts: list[str]) -> list[int]:
     return [texts.index(text) for text in results._split.texts]
 
 
+@pytest.mark.parametrize("y", [[2015.0 + row for row in range(8)], [1.7e9] * 8], ids=["years", "one time"])
+def test_numbers_far_from_zero_that_are_not_too_close(base: str, texts: list[str], y: list[float]):
+    assert len(LaminaRegressor(base, **FAST).fit(texts, y).predict(texts)) == 8
+
+
 def test_one_number_for_all(base: str, texts: list[str]):
     said = LaminaRegressor(base, **FAST).fit(texts, [7.0] * 8).predict(texts)
     np.testing.assert_allclose(said, 7.0, atol=0.5)
@@ -89,6 +94,11 @@ def test_one_number_for_all(base: str, texts: list[str]):
         ([1.0] * 7 + [-1e300], r"y has the size 1e\+300; at most 1e\+37 is possible"),
         ([1.0] * 7 + [2e38], r"y has the size 2e\+38"),
         ([1] * 7 + [10**400], "int too large"),
+        (
+            [1.7e9 + 50 * row for row in range(8)],
+            "y has a standard deviation of 115 around 1700000175.*multiples of 128",
+        ),
+        ([-1e6 + 0.1 * row for row in range(8)], r"deviation of 0\.229 .*Subtract a constant"),
         (np.array(["2020-01-01", "2021-01-01"] * 4, dtype="datetime64[D]"), "y has dates or durations"),
     ],
 )

@@ -312,19 +312,19 @@ def test_what_another_run_left_is_not_gone_on_with(tmp_path: Path, monkeypatch: 
             run(bank(), source, output)
     with pytest.raises(ConfigError, match=r"to an earlier run whose readers was \['mood', 'who'\], and now it is"):
         run(bank(), source, output, readers=["mood"])
-    with pytest.raises(ConfigError, match=r"to an earlier run whose weights was"):
+    with pytest.raises(ConfigError, match="to an earlier run of a bank or model with other weights"):
         run(tiny_bank({"mood": reader(yes_no(), seed=3), "who": reader(names())}), source, output)
     calibrated = bank()
     calibrated["who"].info["temperature"] = 2.0
     for other in (calibrated, tiny_bank({"mood": reader(yes_no()), "who": reader(names())}, smoothed())):
-        with pytest.raises(ConfigError, match=r"to an earlier run whose settings was"):
+        with pytest.raises(ConfigError, match="to an earlier run of a bank or model with other settings"):
             run(other, source, output)
     with monkeypatch.context() as patch:
         patch.setattr(bulk.Predictor, "choose_engine", lambda self: None)
         with pytest.raises(ConfigError, match=r"to an earlier run whose int8 was None, and now it is True"):
             run(bank(), source, output, backend="int8")
     write(source, TEXTS[::-1])  # another file of as many bytes
-    with pytest.raises(ConfigError, match=r"to an earlier run whose modified was"):
+    with pytest.raises(ConfigError, match="to an earlier run whose source has changed since"):
         run(bank(), source, output)
     assert run(bank(), source, output, readers=["mood"], resume=False).rows == 23
     assert list(rows(output)[0]["readers"]) == ["mood"]
@@ -459,7 +459,7 @@ def test_a_run_goes_on_with_the_same_tokenizer_alone(tmp_path: Path):
     with pytest.raises(BaseMismatchError, match="another tokenizer: normalizer was"):
         run(made, source, tmp_path / "out.jsonl", processor=other)
     made.processor = other
-    with pytest.raises(ConfigError, match="to an earlier run whose processor was"):
+    with pytest.raises(ConfigError, match="to an earlier run with another tokenizer or processor"):
         run(made, source, tmp_path / "out.jsonl")
 
 
@@ -556,7 +556,7 @@ def test_weights_that_no_reader_reads_may_start_at_random(tmp_path: Path, monkey
         patch.setattr(bulk.Partial, "finish", stop)
         with pytest.raises(KilledError):
             run(with_head(0), source, output)
-    with pytest.raises(ConfigError, match=r"to an earlier run whose weights was"):
+    with pytest.raises(ConfigError, match="to an earlier run of a bank or model with other weights"):
         run(with_head(1, moved=True), source, output)
     assert run(with_head(1), source, output).rows == 23
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
+import onnxruntime
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from tests.support.stored import save_base, tiny_tokenizer
 
 import lamina
@@ -67,6 +71,45 @@ def test_a_base_in_int8_with_readers_in_float(folder: Path, facts: OnnxFacts):
     quantised = lamina.predict(bank, [ROWS[0][0]], backend="int8")[0]["mood"]["probabilities"]["good"]
     assert 0 < abs(plain - quantised) < 0.05
     assert lamina.predict(bank, [ROWS[0][0]])[0]["mood"]["probabilities"]["good"] == plain  # "auto" never takes int8
+    for beside in ("very " * 20, "bad", "anna zebra paris . ."):
+        answer = lamina.predict(bank, [ROWS[0][0], beside], backend="int8")[0]["mood"]["probabilities"]["good"]
+        assert answer == pytest.approx(quantised, abs=1e-6)
+
+
+def graph_of(nodes: list[Any], constants: dict[str, np.ndarray], *, width: int) -> Any:
+    """A model with the input "x" `[batch, tokens, 8]` (of Gemm `[batch, 8]`) and the output "y"."""
+    rank = 2 if nodes[0].op_type == "Gemm" else 3
+    places = [("x", [*"bt"][: rank - 1], 8), ("y", [*"bt"][: rank - 1], width)]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [*axes, last]) for name, axes, last in places)
+    weights = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    opset = [helper.make_opsetid("", 18)]
+    return helper.make_model(helper.make_graph(nodes, "g", [x], [y], weights), opset_imports=opset, ir_version=10)
+
+
+@pytest.mark.parametrize("kind", ["MatMul", "Gemm"])
+def test_a_product_in_int8_has_a_scale_per_token(kind: str):
+    rng = np.random.default_rng(0)
+    weight, bias = rng.normal(size=(8, 5)).astype("f"), rng.normal(size=5).astype("f")
+    if kind == "Gemm":
+        constants = {"w": weight.T.copy(), "b": bias}
+        node = helper.make_node("Gemm", ["x", "w", "b"], ["y"], name="y", transB=1)
+    else:
+        constants, node, bias = {"w": weight}, helper.make_node("MatMul", ["x", "w"], ["y"], name="y"), np.zeros(5, "f")
+    model = graph_of([node], constants, width=5)
+    graph = int8._Int8Graph(model.graph)
+    graph.add(node, quantised=True)
+    graph.replace()
+    onnx.checker.check_model(model)
+    assert "w" not in [entry.name for entry in model.graph.initializer]
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    rows = rng.normal(size=(3, 8)).astype("f") * np.array([[1], [1e4], [0]], "f")
+    together = rows if kind == "Gemm" else rows[None]
+    answers = session.run(None, {"x": together})[0].reshape(3, 5)
+    sizes, largest = np.abs(rows), np.abs(weight).max(0)
+    half_steps = sizes.sum(1, keepdims=True) * largest / 128 + sizes.max(1, keepdims=True) / 254 * (8 * largest)
+    assert (np.abs(answers - (rows @ weight + bias)) <= half_steps + 1e-5).all()
+    alone = session.run(None, {"x": together[:1] if kind == "Gemm" else together[:, :1]})[0].reshape(1, 5)
+    np.testing.assert_allclose(alone[0], answers[0], rtol=1e-6)
 
 
 @pytest.mark.long
