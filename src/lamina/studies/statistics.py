@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 Array: TypeAlias = NDArray[np.floating]
 Metric: TypeAlias = Callable[[Array], Array]  # sums of counts `[..., counts]` -> scores `[...]`
 _AT_ONCE = 1 << 22  # bootstrap weights held in memory at a time
+# With five rows or fewer even a method that is ahead on all of them has a sign-test p of 2 / 2**5 = 0.0625 or more. The
+# bootstrap would draw the same few differences again and again, and give an interval that is much too narrow.
+LEAST_DIFFERING = 6
 
 
 @final
@@ -45,6 +48,7 @@ class Difference:
         high: Upper end of the confidence interval of `value`.
         p: Two-sided p value of the hypothesis that both methods score the same.
         rows: Number of rows that both methods were scored on.
+        differing: Number of rows on which the methods differ. Fewer than six decide nothing.
         seeds: Number of seeds. With one seed there is no interval over seeds, and nothing is concluded.
         holm: `p` after Holm's correction for all comparisons that were made together; None: this was the only one.
         confidence: Coverage of the interval, such as 0.95.
@@ -57,6 +61,7 @@ class Difference:
     high: float
     p: float
     rows: int
+    differing: int
     seeds: int
     holm: float | None = None
     confidence: float = 0.95
@@ -67,13 +72,19 @@ class Difference:
         return self.p if self.holm is None else self.holm
 
     @property
+    def few_differ(self) -> bool:
+        """Whether the methods differ on fewer than six rows: too few for the interval and the p value to hold."""
+        return self.differing < LEAST_DIFFERING
+
+    @property
     def conclusive(self) -> bool:
         """Whether one method may be called better.
 
-        That takes more than one seed, an interval without 0, and a p value (after Holm's correction, if there is one)
-        of at most 1 - `confidence`.
+        That takes more than one seed, six or more rows on which the methods differ, an interval without 0, and a p
+        value (after Holm's correction, if there is one) of at most 1 - `confidence`.
         """
-        return self.seeds > 1 and self.low * self.high > 0 and self.corrected_p <= 1 - self.confidence
+        is_apart = self.low * self.high > 0 and self.corrected_p <= 1 - self.confidence
+        return self.seeds > 1 and not self.few_differ and is_apart
 
     def __str__(self) -> str:
         """Return a sentence: which method is better, or that they cannot be told apart, or that one seed is too few."""
@@ -81,6 +92,9 @@ class Difference:
         if self.seeds < 2:
             side = f"{_number(abs(self.value))} {'above' if self.value >= 0 else 'below'}"
             return f"{self.first} is {side} {self.second} ({n}); with one seed no interval is claimed."
+        if self.few_differ:
+            what = f"the difference is {_number(self.value)} ({n}, {self.seeds} seeds)"
+            return f"{self.first} and {self.second} cannot be told apart: {few_differ(self.differing, 'row')}; {what}."
         better, worse, ends = self.first, self.second, (self.low, self.high)
         if self.value < 0 and self.conclusive:
             better, worse, ends = worse, better, (-self.high, -self.low)
@@ -93,11 +107,19 @@ class Difference:
         return f"{better} and {worse} cannot be told apart{among}: the difference is {_number(self.value)} {facts}."
 
 
-def paired_bootstrap(
+def few_differ(count: int, unit: str) -> str:
+    """Return the clause that says that only `count` rows, or whatever `unit` names, differ between two methods."""
+    if not count:
+        return f"no {unit} differs"
+    return f"only {pluralize(count, unit)} {'differs' if count == 1 else 'differ'}, which decides nothing"
+
+
+def paired_bootstrap(  # noqa: PLR0913 the options of a public entry point
     first: Array,
     second: Array,
     *,
     metric: Metric | None = None,
+    differing: int | None = None,
     names: tuple[str, str] = ("A", "B"),
     repeats: int = 10_000,
     confidence: float = 0.95,
@@ -107,14 +129,18 @@ def paired_bootstrap(
 
     The interval consists of percentiles of the resampled differences. The p value is twice the share of resamples whose
     difference is 0 or has the opposite sign. Numerator and denominator of the share are raised by one, so that p is
-    never 0. Raises ConfigError if the two shapes differ or are not allowed, there are no rows, the score of all rows or
-    of a resample is NaN or infinite, or an option is out of range.
+    never 0. If the methods differ on fewer than six rows, both are too optimistic and the result is not conclusive,
+    because the exact sign test could not reach 0.05 either. Raises ConfigError if the two shapes differ or are not
+    allowed, there are no rows, the score of all rows or of a resample is NaN or infinite, or an option is out of range.
 
     Args:
         first: Scores of the first method, `[rows]` or `[seeds, rows]`; or, with `metric`, counts per row, `[rows,
             counts]` or `[seeds, rows, counts]`.
         second: The same for the second method, on the same rows and with the same seeds.
         metric: Function from sums of counts `[..., counts]` to scores `[...]`. None: the score is the mean over rows.
+        differing: Number of rows with different predictions, for a metric whose counts of a row depend on other rows
+            too, such as macro F1 or a correlation. No more rows than that count as different. None: rows whose scores
+            or counts differ with any seed.
         names: Names of the two methods, for the sentence.
         repeats: Number of resamples, at least 100.
         confidence: Coverage of the interval, from 0.5 to below 1.
@@ -160,7 +186,9 @@ def paired_bootstrap(
         raise ConfigError(f"{op}: {problem}. {hint}")
     low, high = np.quantile(resampled, [(1 - confidence) / 2, (1 + confidence) / 2])
     p = min(1.0, 2 * (1 + min(int((resampled <= 0).sum()), int((resampled >= 0).sum()))) / (1 + repeats))
-    return Difference(*names, value, float(low), float(high), p, rows, seeds, confidence=confidence)
+    unequal = int((counts[0] != counts[1]).any(axis=(0, 2)).sum())
+    unequal = unequal if differing is None else min(unequal, differing)
+    return Difference(*names, value, float(low), float(high), p, rows, unequal, seeds, confidence=confidence)
 
 
 def _as_counts(scores: Array, metric: Metric | None) -> Array:

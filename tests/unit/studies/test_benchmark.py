@@ -412,11 +412,25 @@ def test_methods_are_compared_over_sets():
     assert (row["wins"], row["level"], row["losses"]) == (1, 1, 1)
     assert row["score"] == pytest.approx(0.03)
     assert (row["low"], row["high"], row["p"]) == (None, None, None)
-    (many,) = compare_methods({name: np.tile(matrix, 2) for name, matrix in scores.items()}, "a")
+    (many,) = compare_methods({name: np.tile(matrix, 3) for name, matrix in scores.items()}, "a")
     assert many["low"] < many["score"] < many["high"]
     assert many["p"] <= 1
     assert mean_ranks(scores) == {"a": 1.5, "b": 1.5}
     assert critical_difference(4, 30) == pytest.approx(2.569 * np.sqrt(20 / 180), abs=1e-3)  # Demšar 2006, table 5
+
+
+@pytest.mark.parametrize(("differing", "clause"), [(1, "only 1 set differs"), (5, "only 5 sets differ")])
+def test_a_lead_on_a_handful_of_many_sets_has_no_interval(differing: int, clause: str):
+    keys = ("set", "point", "method", "seed", "score")
+    table = [
+        (f"{n}_set", None, way, None, 0.8 - 0.1 * (way == "b" and n < differing)) for n in range(8) for way in "ab"
+    ]
+    study = benchmark_study(pd.DataFrame(table, columns=list(keys)).assign(seconds=1.5, bytes=4000), {})
+    ahead = study.table[study.table["measure"] == "ahead"]
+    assert not ahead[["low", "high", "p"]].notna().any(axis=None)
+    assert (
+        f" above b on average ({clause}, which decides nothing; 1 seed), ahead on {differing}, " in study.conclusions[0]
+    )
 
 
 def test_a_full_benchmark_has_every_column_on_its_page():

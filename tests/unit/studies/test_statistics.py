@@ -38,7 +38,43 @@ def test_equal_methods_are_not_told_apart():
     same = paired_bootstrap(rows, rows)
     assert (same.value, same.low, same.high, same.p) == (0, 0, 0, 1)
     assert not same.conclusive
-    assert "cannot be told apart" in str(same)
+    assert str(same) == (
+        "A and B cannot be told apart: no row differs; the difference is 0.000 (n = 50 rows, 3 seeds)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "differing", "clause"),
+    [(1, 1, "only 1 row differs"), (100, 4, "only 4 rows differ"), (5, 5, "only 5 rows differ")],
+)
+def test_a_method_is_not_called_better_for_a_handful_of_rows(rows: int, differing: int, clause: str):
+    right = np.ones((2, rows))
+    wrong = right.copy()
+    wrong[:, :differing] = 0
+    few = paired_bootstrap(right, wrong, names=("layer 3", "tfidf"), repeats=1000)
+    assert (few.differing, few.few_differ, few.conclusive) == (differing, True, False)
+    assert str(few).startswith(
+        f"layer 3 and tfidf cannot be told apart: {clause}, which decides nothing; the difference"
+    )
+
+
+def test_six_rows_that_differ_may_decide():
+    right = np.ones((2, 12))
+    wrong = right.copy()
+    wrong[:, :6] = 0
+    enough = paired_bootstrap(right, wrong, repeats=1000)
+    assert (enough.differing, enough.conclusive) == (6, True)
+    assert str(enough).startswith("A is ahead of B by 0.500 (95 %")
+    wrong[0, :6], wrong[0, 6:9] = 1, 0  # the seeds are wrong on different rows
+    assert paired_bootstrap(right, wrong, repeats=1000).differing == 9
+
+
+def test_rows_whose_counts_depend_on_other_rows_are_counted_by_the_caller():
+    counts = RNG.random((2, 20, 3))
+    options = {"metric": lambda totals: totals[..., 0], "repeats": 100}
+    assert paired_bootstrap(counts, counts + 1, **options).differing == 20
+    assert paired_bootstrap(counts, counts + 1, differing=3, **options).differing == 3
+    assert paired_bootstrap(counts, counts, differing=3, **options).differing == 0
 
 
 def test_seeds_that_disagree_widen_the_interval():
@@ -123,7 +159,7 @@ def test_holm_is_that_of_the_paper():
 
 
 def _difference(value: float, low: float, high: float, p: float, seeds: int = 3) -> Difference:
-    return Difference("A", "B", value, low, high, p, 872, seeds)
+    return Difference("A", "B", value, low, high, p, 872, 100, seeds)
 
 
 def test_the_sentence_says_who_is_ahead():

@@ -44,7 +44,7 @@ from lamina.studies.benchmarking.probing_sets import (
     set_digest,
 )
 from lamina.studies.runner import Cell, check_each_once, own_processor, run_cells
-from lamina.studies.statistics import corrected, paired_bootstrap
+from lamina.studies.statistics import LEAST_DIFFERING, corrected, few_differ, paired_bootstrap
 from lamina.studies.study import Figure, Pivot, Study, study_settings
 from lamina.utils import JSON, Row, check_range, check_types, pluralize, write_text
 
@@ -67,9 +67,6 @@ COLUMNS = (
     *("set", "point", "method", "seed", "measure", "metric", "score", "low", "high", "p", "against"),
     *("wins", "level", "losses", "trained", "rows", "seconds", "bytes", "chosen", "pass_seconds"),
 )
-# With five sets or fewer even a method that is ahead on all of them has a sign-test p of 2 / 2**5 = 0.0625 or more.
-# The bootstrap would draw the same few differences again and again, and give an interval that is much too narrow.
-LEAST_SETS = 6
 LEVEL = 0.005  # two scores that differ by at most this count as level
 _ALPHA = 0.05
 _SHOWN = {  # column of the summary -> its cell in a row of `over_sets`, empty if a value is missing
@@ -147,7 +144,8 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
         "score": the AUC of a method on a set. "mean": its mean over the sets for which every method has a score, with
         the median "seconds" and "bytes". "rank": its mean rank (1 is best). "ahead": how far "default" (or the best
         method, if that did not run) is above each other method on average, with "low", "high", "p" (after Holm's
-        correction), "wins", "level" and "losses". Fewer than six sets have no "low", "high" and "p".
+        correction), "wins", "level" and "losses". If fewer than six sets have different scores, there are no "low",
+        "high" and "p".
 
     Raises:
         UnknownNameError: If a setting, set or method does not exist.
@@ -327,9 +325,9 @@ def _over_sets(part: Frame) -> _Summary:
     compared = compare_methods(scores, best)
     rows += [{"measure": "ahead", **row} for row in compared]
     told = [_sentence(row, sets, len(scores[best])) for row in compared]
-    if sets < LEAST_SETS:
+    if sets < LEAST_DIFFERING:
         few = f"{pluralize(sets, 'set')} {'allows' if sets == 1 else 'allow'}"
-        return _Summary(rows, [*told, f"{few} no conclusion about other sets; {LEAST_SETS} or more are needed."])
+        return _Summary(rows, [*told, f"{few} no conclusion about other sets; {LEAST_DIFFERING} or more are needed."])
     distance = critical_difference(len(scores), sets)
     told.append(f"Mean ranks over {pluralize(sets, 'set')} differ at the 5 % level if {distance:.2f} apart (Nemenyi).")
     return _Summary(rows, told, distance)
@@ -385,11 +383,11 @@ def compare_methods(scores: Scores, best: str) -> list[Row]:
     Returns:
         A row per other method: "method" (`best`), "against" (the other) and "score" (mean difference; positive: `best`
         is ahead). "low" and "high": 95 % interval of the paired bootstrap over sets and seeds. "p": after Holm's
-        correction. "wins", "level" (at most 0.005 apart) and "losses": numbers of sets. With fewer than six sets,
-        "low", "high" and "p" are None.
+        correction. "wins", "level" (at most 0.005 apart) and "losses": numbers of sets. "differing": the number of sets
+        on which the two do not have the same scores. If it is below six, "low", "high" and "p" are None.
     """
     first = scores[best]
-    others, several = [name for name in scores if name != best], first.shape[1] >= LEAST_SETS
+    others = [name for name in scores if name != best]
     differences = corrected([paired_bootstrap(*_paired(first, scores[name]), names=(best, name)) for name in others])
     rows: list[Row] = []
     for name, difference in zip(others, differences, strict=True):
@@ -399,12 +397,13 @@ def compare_methods(scores: Scores, best: str) -> list[Row]:
                 "method": best,
                 "against": name,
                 "score": difference.value,
-                "low": difference.low if several else None,
-                "high": difference.high if several else None,
-                "p": difference.corrected_p if several else None,
+                "low": None if difference.few_differ else difference.low,
+                "high": None if difference.few_differ else difference.high,
+                "p": None if difference.few_differ else difference.corrected_p,
                 "wins": int((apart > LEVEL).sum()),
                 "level": int((np.abs(apart) <= LEVEL).sum()),
                 "losses": int((apart < -LEVEL).sum()),
+                "differing": difference.differing,
             }
         )
     return rows
@@ -444,12 +443,13 @@ def critical_difference(methods: int, sets: int) -> float:
 def _sentence(row: Row, sets: int, seeds: int) -> str:
     """Return the sentence for a row of `compare_methods`, with its interval and p value if it has them.
 
+    If it has none although there are six sets or more, the sentence says on how few of them the methods differ.
     `sets` and `seeds` are the numbers of data sets and of seeds.
     """
     value = float(row["score"])  # pyright: ignore
     counts = f"ahead on {row['wins']}, level on {row['level']}, behind on {row['losses']} of {pluralize(sets, 'set')}"
     mean = f"{row['method']} is {abs(value):.3f} {'above' if value >= 0 else 'below'} {row['against']} on average"
-    interval = ""
+    interval = f"{few_differ(int(row['differing']), 'set')}; " if sets >= LEAST_DIFFERING else ""  # pyright: ignore
     if row["p"] is not None:
         low, high, p = (float(row[name]) for name in ("low", "high", "p"))  # pyright: ignore
         low, high = (low, high) if value >= 0 else (-high, -low)

@@ -33,6 +33,7 @@ from lamina.studies.runner import (
 )
 from lamina.studies.statistics import Difference, corrected, mean_and_interval, paired_bootstrap, row_counts, row_metric
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
+from lamina.tasks.metrics import labelled_words
 from lamina.train.checkpoint import task_settings
 from lamina.train.groups import tasks_by_name, warn_of_texts
 from lamina.train.options import FitOptions
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from lamina.layers.selectors import Selector
     from lamina.layers.types import Processor
     from lamina.studies.statistics import Array, Label
+    from lamina.tasks.metrics import Tags
     from lamina.tasks.task import Task
 
 
@@ -433,10 +435,13 @@ class ProbeComparison:
         return max(self.scores, key=lambda place: float(np.mean(self.scores[place])))
 
     def rows(self) -> Iterator[Row]:
-        """Yield one table row of measure "ahead" per probe, with interval and p value; these are NaN with one seed."""
+        """Yield one table row of measure "ahead" per probe, with interval and p value.
+
+        Interval and p value are NaN with one seed, or if the probe and the baseline differ on fewer than six rows.
+        """
         for place, difference in self.ahead.items():
             low, high, p = difference.low, difference.high, difference.corrected_p
-            if difference.seeds < 2:  # one seed has no interval over seeds
+            if difference.seeds < 2 or difference.few_differ:  # one seed has no interval over seeds
                 low = high = p = math.nan
             numbers = {"rows": difference.rows, "score": difference.value, "low": low, "high": high, "p": p}
             yield {**place._asdict(), "measure": "ahead", "metric": self.metric, **numbers}
@@ -475,8 +480,14 @@ def compare_probes(rows: Sequence[ScoredRow], task: Task, split: str) -> ProbeCo
         for place in probes:
             own_counts = probe_counts(place)
             repeated = np.broadcast_to(baseline_counts, own_counts.shape)  # the baseline has no seeds
-            names = title(place), name
-            ahead[place] = paired_bootstrap(own_counts, repeated, metric=metric, names=names, repeats=REPEATS)
+            ahead[place] = paired_bootstrap(
+                own_counts,
+                repeated,
+                metric=metric,
+                differing=_differing(task, probes[place], [best] * len(own_counts), truths),
+                names=(title(place), name),
+                repeats=REPEATS,
+            )
         ahead = dict(zip(ahead, corrected(list(ahead.values())), strict=True))
     baseline = None if best is None else (name, best["score"])
     comparison = ProbeComparison(task.metric, len(truths), scores, baseline, ahead, None)
@@ -485,9 +496,29 @@ def compare_probes(rows: Sequence[ScoredRow], task: Task, split: str) -> ProbeCo
     embeddings = Place(0, "output", comparison.best.probe)
     if embeddings not in scores:
         return comparison
-    both = probe_counts(comparison.best), probe_counts(embeddings)
-    names = title(comparison.best), title(embeddings)
-    return replace(comparison, over_embeddings=paired_bootstrap(*both, metric=metric, names=names, repeats=REPEATS))
+    pair = comparison.best, embeddings
+    over_embeddings = paired_bootstrap(
+        *map(probe_counts, pair),
+        metric=metric,
+        differing=_differing(task, probes[pair[0]], probes[pair[1]], truths),
+        names=(title(pair[0]), title(pair[1])),
+        repeats=REPEATS,
+    )
+    return replace(comparison, over_embeddings=over_embeddings)
+
+
+def _differing(task: Task, first: Sequence[ScoredRow], second: Sequence[ScoredRow], truths: list[Label]) -> int:
+    """Return on how many rows the predictions of two methods differ with any seed; words without a label do not count.
+
+    `first` and `second` have one table row per seed, and `truths` are the true labels.
+    """
+    differs = np.zeros(len(truths), bool)
+    for rows in zip(first, second, strict=True):
+        pair = [row["guesses"] for row in rows]
+        if task.kind.tags_words:
+            pair = [labelled_words(cast("Tags", guesses), cast("Tags", truths))[0] for guesses in pair]
+        differs |= [not np.array_equal(*predictions) for predictions in zip(*pair, strict=True)]
+    return int(differs.sum())
 
 
 def title(place: Place) -> str:
