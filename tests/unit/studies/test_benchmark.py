@@ -419,6 +419,49 @@ def test_methods_are_compared_over_sets():
     assert critical_difference(4, 30) == pytest.approx(2.569 * np.sqrt(20 / 180), abs=1e-3)  # Demšar 2006, table 5
 
 
+def curves(scores: dict[float, dict[str, float]]) -> Study:
+    """Return the study of two methods; `scores` is point -> set -> score of method a, and method b is 0.05 below."""
+    table = [
+        (name, point, method, None, score - 0.05 * (method == "b"))
+        for point, sets in scores.items()
+        for name, score in sets.items()
+        for method in "ab"
+    ]
+    frame = pd.DataFrame(table, columns=["set", "point", "method", "seed", "score"])
+    return benchmark_study(frame.assign(seconds=1.0, bytes=4), {})
+
+
+@pytest.mark.parametrize(
+    ("few", "many", "curve", "left_out"),
+    [
+        ({"easy": 0.95, "hard": 0.6}, {"hard": 0.65}, [0.6, 0.65], " 1 other set lacks a score at some point and is"),
+        (
+            {"hard": 0.7},
+            {"easy": 0.9, "hard": 0.6, "fair": 0.8},
+            [0.7, 0.6],
+            " 2 other sets lack a score at some point and are",
+        ),
+        ({"hard": 0.6}, {"hard": 0.65}, [0.6, 0.65], ""),
+    ],
+)
+def test_curves_over_points_are_of_the_sets_that_every_point_has(
+    few: dict[str, float], many: dict[str, float], curve: list[float], left_out: str
+):
+    study = curves({64.0: few, 1024.0: many})
+    shown = study.rows("score")
+    assert shown.loc[shown["method"] == "a", "score"].tolist() == pytest.approx(curve)
+    assert study.rows("rank")["score"].tolist() == [1, 2, 1, 2]
+    note = f"The points have the same 1 set.{left_out and f'{left_out} left out.'}"
+    assert study.figures["score"].note == study.figures["rank"].note == note
+    means = over_sets(study)
+    whole = [np.mean(list(sets.values())) for sets in (few, many)]
+    assert means.loc[means["method"] == "a", "score"].tolist() == pytest.approx(whole)
+
+
+def test_points_without_a_common_set_have_no_curves():
+    assert curves({64.0: {"easy": 0.9}, 1024.0: {"hard": 0.6}}).figures == {}
+
+
 @pytest.mark.parametrize(("differing", "clause"), [(1, "only 1 set differs"), (5, "only 5 sets differ")])
 def test_a_lead_on_a_handful_of_many_sets_has_no_interval(differing: int, clause: str):
     keys = ("set", "point", "method", "seed", "score")

@@ -140,12 +140,13 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
             one.
 
     Returns:
-        A study with the columns "set", "point", "method", "seed", "measure", "score" and others, and four measures.
+        A study with the columns "set", "point", "method", "seed", "measure", "score" and others, and these measures.
         "score": the AUC of a method on a set. "mean": its mean over the sets for which every method has a score, with
         the median "seconds" and "bytes". "rank": its mean rank (1 is best). "ahead": how far "default" (or the best
         method, if that did not run) is above each other method on average, with "low", "high", "p" (after Holm's
         correction), "wins", "level" and "losses". If fewer than six sets have different scores, there are no "low",
-        "high" and "p".
+        "low", "high" and "p". With points, the charts show "shared_mean" and "shared_rank": mean and mean rank over the
+        sets with a score of every method at every point.
 
     Raises:
         UnknownNameError: If a setting, set or method does not exist.
@@ -281,12 +282,15 @@ def benchmark_study(rows: Frame, settings: Mapping[str, JSON]) -> Study:
         prefix = "" if where is None else f"{where:g}: "
         told += [prefix + sentence for sentence in summary.sentences]
         distance = summary.distance
+    several = bool(scored["point"].notna().any())
+    shared = _sets_at_every_point(scored) if several else []
+    more += _curves(scored[scored["set"].isin(shared)]) if shared else []
+    figures = _curve_figures(len(shared), scored["set"].nunique()) if several else _figures(distance)
     table: Frame = pd.concat([scored, pd.DataFrame(more)], ignore_index=True).reindex(columns=list(COLUMNS))
     table = table.astype(dict.fromkeys(("seed", "wins", "level", "losses", "trained", "rows", "chosen"), "Int64"))
     table["point"] = pd.to_numeric(table["point"])
-    several = table["point"].notna().any()
     pivot = Pivot(index=("set", "point") if several else ("set",), columns=("method",), where={"measure": "score"})
-    return Study("benchmark", table, settings, _figures(distance, several=bool(several)), tuple(told), pivot)
+    return Study("benchmark", table, settings, figures, tuple(told), pivot)
 
 
 class _Summary(NamedTuple):
@@ -343,30 +347,69 @@ def _scores(part: Frame) -> dict[str, np.ndarray]:
     return {str(method): own.to_numpy() for method, own in wide.groupby(level="method", sort=False)}
 
 
-def _figures(distance: float | None, *, several: bool) -> dict[str, Figure]:
-    """Return chart name -> chart. `distance` is the smallest significant difference of mean ranks; None: not known.
+def _sets_at_every_point(scored: Frame) -> list[str]:
+    """Return the data sets for which every method has a score at every point (see `_points`)."""
+    wide = scored.assign(seed=scored["seed"].fillna(-1)).pivot_table("score", ["point", "method", "seed"], "set")
+    return [str(name) for name in wide.dropna(axis=1).columns]
 
-    Without points (see `_points`): bars of each method's mean score and mean rank over the data sets, the ranks with
-    intervals if `distance` is known, and scatter charts of the mean score against time and size. If there are `several`
-    points: curves of the mean score and the mean rank, with the points on the horizontal axis.
+
+def _curves(scored: Frame) -> list[Row]:
+    """Return table rows of the measures "shared_mean" and "shared_rank": a method's mean score and mean rank per point.
+
+    `scored` holds the scores of the data sets that every point has. With other sets at each point, a curve could fall
+    although no method gets worse: sets with few rows have no score at the points that need many.
     """
-    auc = "mean AUC"
-    mean, title = {"measure": "mean"}, "Mean AUC over the sets"
-    if several:
-        axes: dict[str, Any] = {"x": "point", "colour": "method"}
-        axes["x_title"] = "training rows, or share of the positive class"
-        return {
-            "score": Figure("line", **axes, where=mean, title=title, value_title=auc),
-            "rank": Figure("line", **axes, where={"measure": "rank"}, title="Mean rank (1 is best)"),
-        }
-    cost = {"colour": "method", "where": mean, "value_title": auc}
+    rows: list[Row] = []
+    for point, part in scored.groupby("point", sort=False):
+        scores = _scores(part)
+        ranks = mean_ranks(scores)
+        for method in sorted(scores, key=lambda name: ranks[name]):  # charts keep this order
+            place = {"point": point, "method": method}
+            rows.append({**place, "measure": "shared_mean", "score": float(scores[method].mean())})
+            rows.append({**place, "measure": "shared_rank", "score": ranks[method]})
+    return rows
+
+
+_MEAN_AUC, _MEAN_AUC_TITLE, _RANK_TITLE = "mean AUC", "Mean AUC over the sets", "Mean rank (1 is best)"
+
+
+def _curve_figures(shared: int, sets: int) -> dict[str, Figure]:
+    """Return chart name -> curve of the mean score or the mean rank over the points (see `_points`).
+
+    `shared` of the `sets` data sets have a score at every point; without any, there is no chart.
+    """
+    if not shared:
+        return {}
+    axes: dict[str, Any] = {"x": "point", "colour": "method"}
+    axes["x_title"] = "training rows, or share of the positive class"
+    note = f"The points have the same {pluralize(shared, 'set')}."
+    if sets > shared:
+        lack = "lacks a score at some point and is" if sets - shared == 1 else "lack a score at some point and are"
+        note = f"{note} {pluralize(sets - shared, 'other set')} {lack} left out."
+    axes["note"] = note
+    mean, rank = {"measure": "shared_mean"}, {"measure": "shared_rank"}
+    return {
+        "score": Figure("line", **axes, where=mean, title=_MEAN_AUC_TITLE, value_title=_MEAN_AUC),
+        "rank": Figure("line", **axes, where=rank, title=_RANK_TITLE, value_title="mean rank"),
+    }
+
+
+def _figures(distance: float | None) -> dict[str, Figure]:
+    """Return chart name -> chart of a benchmark without points (see `_points`).
+
+    The charts are bars of each method's mean score and mean rank over the data sets, and scatter charts of the mean
+    score against time and size. `distance` is the smallest significant difference of mean ranks, which decides their
+    intervals; None: it is not known, and they have none.
+    """
+    mean, title = {"measure": "mean"}, _MEAN_AUC_TITLE
+    cost = {"colour": "method", "where": mean, "value_title": _MEAN_AUC}
     time = "seconds of training per reader, without the pass of the model"
-    rank: dict[str, Any] = {"where": {"measure": "rank"}, "title": "Mean rank (1 is best)"}
+    rank: dict[str, Any] = {"where": {"measure": "rank"}, "title": _RANK_TITLE}
     if distance is not None:  # Nemenyi's test as intervals: two methods differ where theirs do not overlap
         apart = f"Methods whose intervals overlap (less than {distance:.2f} apart) do not differ"
         rank |= {"half_interval": distance / 2, "note": f"{apart} at the 5 % level (Nemenyi)."}
     return {
-        "score": Figure("bar", "method", where=mean, title=title, value_title=auc),
+        "score": Figure("bar", "method", where=mean, title=title, value_title=_MEAN_AUC),
         "rank": Figure("bar", "method", **rank),
         "time": Figure("scatter", "seconds", **cost, title=f"{title} and time", x_title=time),
         "size": Figure("scatter", "bytes", **cost, title=f"{title} and size", x_title="bytes"),
