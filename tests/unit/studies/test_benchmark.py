@@ -128,6 +128,28 @@ def test_repeated_texts_of_a_shifted_set_count_once(folder: Path, tmp_path: Path
     assert scored == [["a", "b"], ["a", "a", "b"]]
 
 
+@pytest.mark.parametrize(("place", "count"), [(0, 1), (3, 2)])
+def test_shifted_texts_that_may_be_trained_on_are_not_scored(folder: Path, tmp_path: Path, place: int, count: int):
+    copytree(folder, tmp_path, dirs_exist_ok=True)
+    known = read_set(folder, "1_mood").texts[place : place + count]
+    texts = [*known, "new bad", "new good"]
+    lines = ["prompt,target", *(f"{text},{'good' if text == 'new good' else 'bad'}" for text in texts)]
+    write(tmp_path / "OOD data/1_mood_OOD.csv.zst", "\n".join(lines) + "\n")
+    scored = [
+        list(cell_portion(tmp_path, "1_mood", None, CellSettings("shift", (), (), unique=unique)).test.texts)
+        for unique in (True, False)
+    ]
+    assert scored == [["new bad", "new good"], texts]
+
+
+@pytest.mark.parametrize(("more", "classes"), [("", "0 of 2 classes"), ("new,good\n", "1 of 2 classes")])
+def test_a_shifted_set_of_known_texts_is_refused(folder: Path, tmp_path: Path, more: str, classes: str):
+    copytree(folder, tmp_path, dirs_exist_ok=True)
+    write(tmp_path / "OOD data/1_mood_OOD.csv.zst", rows(20) + more)
+    with pytest.raises(DataError, match=f"texts of 1_mood that may be scored are of {classes}; both are needed"):
+        cell_portion(tmp_path, "1_mood", None, CellSettings("shift", (), ()))
+
+
 def test_regression_follows_the_grid_and_the_folds_of_the_package():
     rng = np.random.default_rng(0)
     labels = np.arange(900) % 2

@@ -85,7 +85,7 @@ class CellSettings:
         methods: Names of the methods, from `METHODS`.
         seeds: Seeds of the readers: initial weights and dropout. The other methods have one result.
         scored: Maximum number of scored rows; None: all.
-        unique: Whether each text counts once; see `ProbingSet.without_repeats`.
+        unique: Whether each text counts once; see `ProbingSet.without_repeats`. No text is then trained on and scored.
         max_length: Maximum tokens per text.
         draw: Seed of the choice of rows.
         training: Options of `lamina.fit` that replace those of `LaminaClassifier`. They are not compared with the
@@ -107,17 +107,19 @@ def cell_portion(folder: Path, name: str, point: float | None, settings: CellSet
 
     `point` is the number of training rows in the setting "scarce", the share of the positive class in "imbalance", else
     None: as many rows as possible are trained on, half of them positive; see `portion`. In "shift", the scored rows are
-    those of the set's shifted version. Raises DataError if the set is missing, damaged or too small.
+    those of the set's shifted version; if each text counts once, without the texts that the set itself has too. Raises
+    DataError if the set is missing, damaged or too small.
     """
     data = read_set(folder, name)
-    data = data.without_repeats() if settings.unique else data
     other = read_set(folder, name, shifted=True) if settings.setting == "shift" else None
+    if other is not None and settings.unique:
+        other = other.without_repeats().without_texts(data.texts)
     return portion(
-        data,
+        data.without_repeats() if settings.unique else data,
         rows=int(point) if settings.setting == "scarce" and point is not None else None,
         share=point if settings.setting == "imbalance" else None,
         scored=settings.scored,
-        other=other.without_repeats() if other is not None and settings.unique else other,
+        other=other,
         seed=settings.draw,
     )
 

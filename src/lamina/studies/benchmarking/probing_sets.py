@@ -6,7 +6,7 @@ not imported; only its data files are read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.util import find_spec
@@ -57,6 +57,11 @@ class ProbingSet:
             classes.setdefault(text, set()).add(label)
         once = {text: labels.pop() for text, labels in classes.items() if len(labels) == 1}
         return ProbingSet(self.name, list(once), np.array(list(once.values()), dtype=int))
+
+    def without_texts(self, texts: Collection[str]) -> ProbingSet:
+        """Return the data set without the rows whose text is one of `texts`."""
+        left_out = set(texts)
+        return _select(self, np.array([row for row, text in enumerate(self.texts) if text not in left_out], dtype=int))
 
 
 @final
@@ -197,11 +202,12 @@ def _fewer(data: ProbingSet, most: int | None, seed: int) -> ProbingSet:
     """Return a data set with at most `most` of its rows, in their order and with the same share of both classes.
 
     Each class keeps at least one row; `seed` decides which rows. If `most` is None, all rows stay. Raises DataError if
-    all rows have one class, so that nothing can be scored.
+    fewer than two classes are left, so that nothing can be scored.
     """
     by_class = [np.flatnonzero(data.labels == label) for label in (0, 1)]
     if not all(len(rows) for rows in by_class):
-        raise DataError(f"{_OP}: the shifted texts of {data.name} have one class; 2 are needed. Leave the set out.")
+        got = f"the shifted texts of {data.name} that may be scored are of {len(np.unique(data.labels))} of 2 classes"
+        raise DataError(f"{_OP}: {got}; both are needed. Leave the set out.")
     if most is None or most >= len(data.texts):
         return data
     positives = min(most - 1, max(1, round(most * float(data.labels.mean()))))
