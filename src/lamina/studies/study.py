@@ -53,7 +53,7 @@ class Figure:
         label: Column whose values are written into the rectangles of a "heat" chart, such as a predicted token. None:
             the numbers, if there is room.
         x_label: Column with the names along the horizontal axis, such as the token at a position. None: `x` itself.
-        where: Column -> value that a row must have to be drawn; {}: all rows.
+        where: Column -> value that a row must have to be drawn, or a list of such values; {}: all rows.
         title: Title of the chart. "": the chart's name in `Study.figures`.
         x_title: Title of the horizontal axis, with its unit. "": the name of the column.
         value_title: Title of the numbers, with their unit. "": the name of the column, or the measure of its scores.
@@ -254,12 +254,13 @@ class Study:
 
 
 def rows_where(table: DataFrame, where: Mapping[str, JSON]) -> DataFrame:
-    """Return the table rows that have the values in `where` (column -> value); the table itself if `where` is empty.
+    """Return the table rows that have the values in `where`; the table itself if `where` is empty.
 
-    Raises KeyError if the table lacks a column.
+    `where` is column -> value, or column -> list of values; a row needs one of them. Raises KeyError if the table lacks
+    a column.
     """
     for column, value in where.items():
-        table = table.loc[table[column] == value]
+        table = table.loc[table[column].isin(value) if isinstance(value, list) else table[column] == value]
     return table
 
 

@@ -16,6 +16,7 @@ from transformers import BertForSequenceClassification
 import lamina
 from lamina import Task
 from lamina.errors import ConfigError, UnknownNameError
+from lamina.report.study_section import drawing_of
 from lamina.studies import advise, insertion, reinit, removal
 from lamina.studies.cutting.finetuned import comparison_sentence, finetuned_rows
 from lamina.studies.runner import CellInputs
@@ -83,6 +84,35 @@ def test_the_identity_start_changes_nothing_and_the_other_does():
     assert {"perplexity", "accuracy"} <= set(study.table["measure"])
     assert len(study.conclusions) == 4
     assert "one seed; no interval is claimed" in study.conclusions[0]
+
+
+@pytest.mark.parametrize(
+    ("masked", "ends", "verb"),
+    [(True, ["top"], "rises"), (False, ["bottom"], "falls"), (False, ["top", "bottom"], "falls")],
+)
+def test_the_charts_of_insertion_show_the_model_without_layers(masked: bool, ends: list[str], verb: str, monkeypatch):
+    scores = {"none": 5.0, "identity": 5.0, "xavier": 4.0}
+    monkeypatch.setattr(
+        sys.modules["lamina.studies.cutting.finetuned"],
+        "finetuned_rows",
+        lambda _, task, edits, *__, **___: [
+            {"stage": "trained", "measure": task.metric, "score": scores[_start_of(edits)]}
+        ],
+    )
+    model, tokenizer = (masked_model(), masking_tokenizer()) if masked else (masked_model(), tiny_tokenizer())
+    subject = task().masked_lm(rows=True) if masked else task()
+    study = insertion(model, {"t": subject}, processor=tokenizer, counts=[0, 1, 2], ends=ends, seeds=[0], **QUICK)
+    assert list(study.figures) == [f"{subject.metric} {end}" for end in ends]
+    for name, figure in study.figures.items():
+        points = [(mark["colour"], mark["x"]) for mark in drawing_of(study, name).rows]
+        assert points == [("none", 0), *((start, count) for count in (1, 2) for start in ("identity", "xavier"))]
+        assert f"A line that {verb} shows" in figure.note
+
+
+def _start_of(edits) -> str:
+    if not edits:
+        return "none"
+    return "xavier" if edits[0][1]["init"] == "xavier" else "identity"
 
 
 @pytest.mark.parametrize(("run", "options"), [(reinit, {"fractions": [1]}), (insertion, {"starts": ["identity"]})])

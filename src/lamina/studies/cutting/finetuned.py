@@ -24,6 +24,7 @@ from lamina.studies.runner import (
     whole_digests,
 )
 from lamina.studies.study import Figure, rows_where, scores_by_seed
+from lamina.tasks.metrics import LOWER
 from lamina.train.fit import finetune
 from lamina.train.results import summarise
 from lamina.utils import JSON, Row, check_range, check_types, derive_seed, pluralize, seed_torch
@@ -236,7 +237,7 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
         for name, task in named.items()
         for inserted in (most if len(table) else ())
     ]
-    return study_of_cells(_OP, table, failures, settings, _figures(named), sentences)
+    return study_of_cells(_OP, table, failures, settings, _figures(named, ends), sentences)
 
 
 def _edits(stack: LayerStack, inserted: _Insertion, position: str) -> Edits:
@@ -256,23 +257,32 @@ def _sentence(table: DataFrame, task: str, metric: str, inserted: _Insertion) ->
     return _trained_sentence(table, what, where, inserted._asdict(), {"inserted": 0})
 
 
-def _figures(tasks: Mapping[str, Task]) -> dict[str, Figure]:
-    """Return chart name -> line chart of the score over the number of blocks with new layers, per metric and end."""
-    metrics = dict.fromkeys((task.metric, end) for task in tasks.values() for end in ("top", "bottom"))
+def _figures(tasks: Mapping[str, Task], ends: Sequence[str]) -> dict[str, Figure]:
+    """Return chart name -> line chart of the score over the number of blocks with new layers, per metric and end.
+
+    Each chart also shows the model without inserted layers, as a point of the start "none".
+    """
+    metrics = dict.fromkeys((task.metric, end) for task in tasks.values() for end in ends)
+    level = "The identity start should stay level with the model without inserted layers (start none)."
     return {
         f"{metric} {end}": Figure(
             "line",
             x="inserted",
             colour="start",
             facet="task",
-            where={"measure": metric, "stage": "trained", "end": end},
+            where={"measure": metric, "stage": "trained", "end": [end, _NONE]},
             title=f"Fine-tuned with layers inserted in the {end} blocks",
             x_title=f"blocks with inserted layers, from the {end}",
             value_title=metric,
-            note="The identity start should stay level. A line that falls shows that its start damages the model.",
+            note=f"{level} A line that {_worse(metric)} shows that its start damages the model.",
         )
         for metric, end in metrics
     }
+
+
+def _worse(metric: str) -> str:
+    """Return the verb for a score that gets worse."""
+    return "rises" if metric in LOWER else "falls"
 
 
 _REINIT = "reinit"
