@@ -28,6 +28,9 @@ BASELINES = {
     "bag_of_words": "bag of words + logistic regression",
     "tfidf": "TF-IDF + logistic regression",
 }
+NUMBER_BASELINES = {name: words.replace("logistic", "ridge") for name, words in BASELINES.items()}
+NUMBER_BASELINES["majority"] = "the mean of the training labels"
+_OF_NUMBERS = ("pearson", "spearman", "mae")  # metrics of tasks whose labels are numbers
 _SIGNIFICANT = 0.05  # largest p value of a difference that counts as significant
 
 
@@ -102,7 +105,8 @@ def _probe_verdicts(study: Study) -> Iterator[str]:
         strongest = baselines.loc[baselines["score"].idxmax()]
         means = probes.groupby(["site", "layer", "probe"], sort=False)["score"].mean()
         site, layer, probe = means.idxmax()
-        name = BASELINES.get(strongest["probe"], str(strongest["probe"]))
+        names = NUMBER_BASELINES if strongest["metric"] in _OF_NUMBERS else BASELINES
+        name = names.get(strongest["probe"], str(strongest["probe"]))
         metric = str(strongest["metric"]).replace("_", " ")
         against = (
             f"{metric} {means.max():.3f} ({probe} probe of {_place(site, [layer])}) against {strongest['score']:.3f}"

@@ -249,6 +249,21 @@ def test_a_probing_study_has_one_verdict_per_task(study: Study, verdict: str):
     assert section.details == ["film: more."]
 
 
+@pytest.mark.parametrize(
+    ("baseline", "metric", "name"),
+    [
+        ("bag_of_words", "pearson", "bag of words + ridge regression"),
+        ("length", "mae", "ridge regression on text length"),
+        ("majority", "spearman", "the mean of the training labels"),
+        ("majority", "mcc", "the most frequent class"),
+    ],
+)
+def test_a_verdict_names_the_baseline_that_fits_the_labels(baseline: str, metric: str, name: str):
+    table = probed(0.1).table.replace("tfidf", baseline).assign(metric=metric)
+    (sentence, *_) = study_section(Study("probe", table), "run").conclusions
+    assert sentence.startswith(f"film: layer 4 is better than {name}: {metric} 0.700")
+
+
 def test_a_verdict_tells_the_sites_of_a_layer_apart():
     study = probed(0.1)
     inside = study.table[study.table["seed"].notna()].assign(site="ffn", score=0.9)

@@ -54,6 +54,19 @@ def test_only_numbers_that_differ_count_in_a_correlation(metric: str):
     assert (difference.differing, difference.conclusive) == (1, False)
 
 
+@pytest.mark.parametrize(
+    ("labels", "name"), [(["bad", "good"], "the most frequent class"), ([0.5, 1.5], "the mean of the training labels")]
+)
+def test_a_baseline_that_reads_no_text_is_named_so(labels: list[Any], name: str):
+    rows = [{"sentence": "a", "label": labels[label]} for label in TRUTHS]
+    task = Task.from_dataset("sequence_classification", {"train": rows, "validation": rows})
+    probes = scored({1: TRUTHS}, [0] * 40, name="majority")
+    others = [{**probes[0], "probe": "tfidf", "score": 0.4, "guesses": [1] * 40}]
+    _, beaten, ahead = conclusions("t", compare_probes(probes + others, task, "validation"))
+    assert beaten.startswith(f"t: linear probes of layer 1 beat {name} ({task.metric} 0.900), by ")
+    assert ahead.startswith(f"t: layer 1 (linear) is ahead of {name} by ")
+
+
 @pytest.mark.parametrize(("place", "differing"), [(0, 0), (1, 8)])
 def test_words_without_a_label_do_not_make_a_row_differ(place: int, differing: int):
     rows = [{"w": ["a", "b"], "t": ["B-X", "O"]}] * 8

@@ -415,8 +415,8 @@ class ProbeComparison:
         metric: Name of the task's metric.
         rows_scored: Number of rows that every probe and baseline was scored on.
         scores: Probe -> its scores, one per seed. A probe is named by its `Place`.
-        baseline: Name and score of the best baseline that reads the text alone, or of "the most frequent class"
-            if no other was scored. None: no baseline was scored.
+        baseline: Name and score of the best baseline. The one that reads nothing is called "the most frequent class",
+            or for numbers "the mean of the training labels". None: no baseline was scored.
         ahead: Probe -> its score minus the score of that baseline; {} without a baseline.
         over_embeddings: Score of the best probe minus the score of the same kind of probe at layer 0. None: layer 0 has
             no such probe, or has the best probe.
@@ -472,8 +472,8 @@ def compare_probes(rows: Sequence[ScoredRow], task: Task, split: str) -> ProbeCo
 
     best = max(baselines, key=lambda row: row["score"], default=None)
     name = "" if best is None else best["probe"]
-    if {row["probe"] for row in baselines} == {"majority"}:  # such as for images: no baseline reads a text
-        name = "the most frequent class"
+    if name == "majority":  # the only one for images; it reads no text
+        name = "the mean of the training labels" if task.problem_type == "regression" else "the most frequent class"
     ahead: dict[Place, Difference] = {}
     if best is not None:
         baseline_counts = counts(best)
