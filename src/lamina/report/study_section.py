@@ -12,7 +12,7 @@ import numpy as np
 from lamina.errors import ConfigError, DataError, check_known
 from lamina.report.charts import DOT, INTERVAL_SEEDS, LAYER, Drawing, Mark, count_range, drawn_ends, interval_remark
 from lamina.report.sections import Cell, DataTable, Example, Section, Spans
-from lamina.train.results import half_interval
+from lamina.train.results import half_interval, tied
 from lamina.utils import JSON, Row, pluralize
 
 if TYPE_CHECKING:
@@ -104,13 +104,16 @@ def _probe_verdicts(study: Study) -> Iterator[str]:
             continue
         strongest = baselines.loc[baselines["score"].idxmax()]
         means = probes.groupby(["site", "layer", "probe"], sort=False)["score"].mean()
-        site, layer, probe = means.idxmax()
+        best: dict[tuple[str, str], list[int]] = {}
+        for site, layer, probe in tied(means.to_dict(), means.max(), ".3f"):
+            best.setdefault((site, f"{probe} probe"), []).append(layer)
+        probed = " and ".join(
+            f"{what}{'s' * (len(layers) > 1)} of {_place(site, layers)}" for (site, what), layers in best.items()
+        )
         names = NUMBER_BASELINES if strongest["metric"] in _OF_NUMBERS else BASELINES
         name = names.get(strongest["probe"], str(strongest["probe"]))
         metric = str(strongest["metric"]).replace("_", " ")
-        against = (
-            f"{metric} {means.max():.3f} ({probe} probe of {_place(site, [layer])}) against {strongest['score']:.3f}"
-        )
+        against = f"{metric} {means.max():.3f} ({probed}) against {strongest['score']:.3f}"
         better = ahead[(ahead["score"] > 0) & (ahead["low"] > 0) & (ahead["p"] <= _SIGNIFICANT)]
         if probes["seed"].nunique() < 2:
             yield f"{task}: one seed cannot show whether a layer is better than {name}: {against}."

@@ -26,6 +26,7 @@ Scores: TypeAlias = dict[str, JSONObject]  # learner name -> metric -> score, an
 Interval: TypeAlias = dict[str, tuple[float, float]]  # metric -> ends of the interval of its score
 TableRow: TypeAlias = JSONObject  # column -> value; which columns there are depends on metrics and grids
 Number = TypeVar("Number", float, "pd.Series")
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,14 @@ class Summary:
     def shown_interval(self) -> float | None:
         """The interval that sentences and charts use: `interval`, but None for fewer than three values."""
         return self.interval if self.count >= INTERVAL_SEEDS else None
+
+
+def tied(values: Mapping[Key, float], value: float, spec: str) -> list[Key]:
+    """Return the keys whose value looks the same as `value` when it is shown; `spec` formats it, such as ".3f".
+
+    A sentence that names the best of several layers names all of them, so that chance does not pick the winner.
+    """
+    return [key for key, other in values.items() if f"{other:{spec}}" == f"{value:{spec}}"]
 
 
 def half_interval(count: Number, spread: Number, confidence: float = 0.95) -> Number:

@@ -264,6 +264,17 @@ def test_a_verdict_names_the_baseline_that_fits_the_labels(baseline: str, metric
     assert sentence.startswith(f"film: layer 4 is better than {name}: {metric} 0.700")
 
 
+@pytest.mark.parametrize(
+    ("probe", "words"),
+    [("mlp", "(mlp probes of layers 2, 4)"), ("linear", "(mlp probe of layer 4 and linear probe of layer 2)")],
+)
+def test_a_verdict_names_all_probes_with_the_best_score(probe: str, words: str):
+    table = probed(0.1).table
+    other = table[table["seed"].notna()].assign(layer=2, probe=probe)
+    (sentence, *_) = study_section(Study("probe", pd.concat([table, other])), "run").conclusions
+    assert sentence.endswith(f"logistic regression: accuracy 0.700 {words} against 0.480.")
+
+
 def test_a_verdict_tells_the_sites_of_a_layer_apart():
     study = probed(0.1)
     inside = study.table[study.table["seed"].notna()].assign(site="ffn", score=0.9)

@@ -67,6 +67,27 @@ def test_a_baseline_that_reads_no_text_is_named_so(labels: list[Any], name: str)
     assert ahead.startswith(f"t: layer 1 (linear) is ahead of {name} by ")
 
 
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        (
+            {0: 0.5, 1: 0.9, 2: 0.9},
+            "linear probes of layers 1-2 share the best score of 3 probes: accuracy 0.900, n = 40",
+        ),
+        (
+            {0: 0.9, 1: 0.5, 2: 0.9},
+            "linear probes of layers 0, 2 share the best score of 3 probes: accuracy 0.900, n = 40",
+        ),
+        ({0: 0.5, 1: 0.7, 2: 0.9}, "layer 2 (linear) has the best score of 3 probes: accuracy 0.900 (2 seeds, no"),
+    ],
+)
+def test_all_probes_with_the_best_score_are_named(scores: dict[int, float], words: str):
+    rows = scored(dict.fromkeys(scores, TRUTHS), [0] * 40)
+    rows = [{**row, "score": scores.get(row["layer"], 0.4)} for row in rows]
+    sentence, *_ = conclusions("t", compare_probes(rows, moods(), "validation"))
+    assert sentence.startswith(f"t: {words}")
+
+
 @pytest.mark.parametrize(("place", "differing"), [(0, 0), (1, 8)])
 def test_words_without_a_label_do_not_make_a_row_differ(place: int, differing: int):
     rows = [{"w": ["a", "b"], "t": ["B-X", "O"]}] * 8

@@ -41,7 +41,7 @@ from lamina.studies.statistics import RankCorrelation, rank_correlation
 from lamina.studies.study import Figure, rows_where
 from lamina.tasks.metrics import LOWER
 from lamina.train.fit import fit
-from lamina.train.results import summarise
+from lamina.train.results import summarise, tied
 from lamina.utils import JSON, Row, check_range, check_types, pluralize
 
 if TYPE_CHECKING:
@@ -466,22 +466,27 @@ def _proxy_sentence(task: str, proxy: str, correlation: RankCorrelation) -> str:
 
 
 def _least_loss(task: str, measure: str, drops: Sequence[_Drop]) -> str:
-    """Return a sentence that names the range of blocks whose removal costs least: the smallest mean drop over seeds.
+    """Return a sentence that names the ranges of blocks whose removal costs least: the smallest mean drop over seeds.
 
-    With three seeds or more, it also says whether the 95 % interval of that drop allows to tell it from none.
+    With three seeds or more and a single range, it also says whether the 95 % interval of that drop allows to tell it
+    from none.
 
     `measure` is what was scored (a metric, "perplexity" or "same_tokens"), and `drops` come from `_drops`.
     """
     means = _means(drops)
     least = min(means, key=lambda block_range: means[block_range])
-    first, length = least
     values = [drop.value for drop in drops if drop.block_range == least]
     summary = summarise(values)
     up, down = ("rise", "fall") if measure in LOWER else ("drop", "rise")
     score = f" of log {measure}" * (measure in LOWER) + " of the share of same tokens" * (measure == SAME)
     change = f"a {up if summary.mean >= 0 else down}{score} of {abs(summary.mean):.3f}"
-    blocks = f"block {first}" if length == 1 else f"blocks {first} to {first + length - 1}"
-    start = f"{task}: least is lost without {blocks}"
+    ranges = tied(means, means[least], ".3f")
+    blocks = [
+        f"block {first}" if length == 1 else f"blocks {first} to {first + length - 1}" for first, length in ranges
+    ]
+    start = f"{task}: least is lost without {' or '.join(blocks)}"
+    if len(ranges) > 1:
+        return f"{start}, {change} each ({'one value' if len(values) == 1 else f'{len(values)} values'} each)."
     half = summary.shown_interval
     if half is None:
         return f"{start}, {change} ({'one value' if len(values) == 1 else f'{len(values)} values'}; no interval)."

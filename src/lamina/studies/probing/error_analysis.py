@@ -12,6 +12,7 @@ import pandas as pd
 
 from lamina.errors import check_known
 from lamina.layers import default_stack, select
+from lamina.layers.selectors import ranges
 from lamina.layers.wrappers import unwrapped
 from lamina.studies.probing.probe import RATES, check_task
 from lamina.studies.probing.probe_cell import Place, ProbeSettings, TrainedProbes, probe_bank, results_of
@@ -22,6 +23,7 @@ from lamina.tasks.split import Split
 from lamina.tasks.words import join
 from lamina.train.groups import tasks_by_name
 from lamina.train.options import FitOptions
+from lamina.train.results import tied
 from lamina.utils import JSON, Row, check_range, check_types, derive_seed, pluralize
 
 if TYPE_CHECKING:
@@ -255,7 +257,7 @@ class _ErrorAnalysis:
         return rows
 
     def conclusions(self) -> list[str]:
-        """Return two sentences: which layer's probe gets fewest rows wrong, and how many rows all probes get wrong.
+        """Return two sentences: which layers' probes get fewest rows wrong, and how many rows all probes get wrong.
 
         With one layer there is only the first; [] if labels are numbers.
         """
@@ -265,9 +267,13 @@ class _ErrorAnalysis:
         for layer, predictions in self._predictions.items():
             counts, _ = row_counts(self._task, "accuracy", predictions, self._truths)
             wrong[layer] = counts[:, 0] < counts[:, 1]
-        best = min(wrong, key=lambda layer: int(wrong[layer].sum()))
+        counts = {layer: int(rows.sum()) for layer, rows in wrong.items()}
+        fewest = min(counts.values())
+        best = tied(counts, fewest, "d")
         total, everywhere = len(self._truths), int(np.all(list(wrong.values()), axis=0).sum())
-        sentences = [f"layer {best} answers fewest rows wrongly, {int(wrong[best].sum())} of {total}."]
+        who = f"layer {best[0]} answers" if len(best) == 1 else f"layers {ranges(sorted(best))} answer"
+        each = " each" * (len(best) > 1)
+        sentences = [f"{who} fewest rows wrongly, {fewest} of {total}{each}."]
         if len(wrong) > 1:
             are = "is" if everywhere == 1 else "are"
             sentences.append(f"{pluralize(everywhere, 'row')} {are} answered wrongly at all of {len(wrong)} layers.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,13 +31,20 @@ from lamina.studies.runner import (
     own_processor,
     run_cells,
 )
-from lamina.studies.statistics import Difference, corrected, mean_and_interval, paired_bootstrap, row_counts, row_metric
+from lamina.studies.statistics import (
+    Difference,
+    corrected,
+    mean_and_interval,
+    paired_bootstrap,
+    row_counts,
+    row_metric,
+)
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
 from lamina.tasks.metrics import labelled_words
 from lamina.train.checkpoint import task_settings
 from lamina.train.groups import tasks_by_name, warn_of_texts
 from lamina.train.options import FitOptions
-from lamina.train.results import INTERVAL_SEEDS
+from lamina.train.results import INTERVAL_SEEDS, tied
 from lamina.utils import JSON, Row, check_range, check_types, pluralize
 
 if TYPE_CHECKING:
@@ -542,7 +549,12 @@ def conclusions(task: str, comparison: ProbeComparison) -> list[str]:
     over = f", 95 % over {len(best)} seeds" if len(best) >= INTERVAL_SEEDS else ""
     score = f"{comparison.metric} {mean_and_interval(best)}{over}, n = {pluralize(comparison.rows_scored, 'row')}"
     probes = pluralize(len(comparison.scores), "probe")
-    sentences = [f"{task}: {title(comparison.best)} has the best score of {probes}: {score}."]
+    means = {place: float(np.mean(scores)) for place, scores in comparison.scores.items()}
+    if len(ties := tied(means, means[comparison.best], ".3f")) > 1:
+        shown = f"{comparison.metric} {means[comparison.best]:.3f}, n = {pluralize(comparison.rows_scored, 'row')}"
+        sentences = [f"{task}: {_named(ties)} share the best score of {probes}: {shown}."]
+    else:
+        sentences = [f"{task}: {title(comparison.best)} has the best score of {probes}: {score}."]
     if comparison.baseline is not None:
         name, value = comparison.baseline
         reads_text = name in BASELINES
@@ -564,18 +576,21 @@ def _probes_that_beat(comparison: ProbeComparison, baseline: str, short: str) ->
     """
     if max(map(len, comparison.scores.values())) < 2:
         return f"with one seed no probe can be said to beat {baseline}."
-    layers: dict[tuple[str, Site], list[int]] = {}
-    values: list[float] = []
-    for place, difference in comparison.ahead.items():
-        if difference.conclusive and difference.value > 0:
-            layers.setdefault((place.probe, place.site), []).append(place.layer)
-            values.append(difference.value)
-    if not layers:
+    ahead = {place: item.value for place, item in comparison.ahead.items() if item.conclusive and item.value > 0}
+    if not ahead:
         return f"no probe is shown to beat {baseline}."
-    named = [
-        f"{probe} probes of {_site_of(site)}layer{'s' * (len(numbers) > 1)} {ranges(sorted(numbers))}"
-        for (probe, site), numbers in layers.items()
-    ]
+    values = ahead.values()
     by = " to ".join(dict.fromkeys(f"{value:.3f}" for value in (min(values), max(values))))
     rest = f"; the others are not shown to be better than {short}" if len(values) < len(comparison.ahead) else ""
-    return f"{' and '.join(named)} beat {baseline}, by {by}{rest}."
+    return f"{_named(ahead)} beat {baseline}, by {by}{rest}."
+
+
+def _named(places: Iterable[Place]) -> str:
+    """Return the name of several probes, such as "linear probes of layers 1-2 and mlp probes of layer 2"."""
+    layers: dict[tuple[str, Site], list[int]] = {}
+    for place in places:
+        layers.setdefault((place.probe, place.site), []).append(place.layer)
+    return " and ".join(
+        f"{probe} probes of {_site_of(site)}layer{'s' * (len(numbers) > 1)} {ranges(sorted(numbers))}"
+        for (probe, site), numbers in layers.items()
+    )

@@ -19,7 +19,7 @@ from lamina.layers.selectors import ranges
 from lamina.layers.wrappers import checked_model
 from lamina.store.load_model import load
 from lamina.studies.study import Figure, Pivot, Study, model_facts, study_settings
-from lamina.train.results import summarise
+from lamina.train.results import summarise, tied
 from lamina.utils import JSON, Row, check_types
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _blocks_at(moved: Mapping[int, Summary], distance: float) -> tuple[str, str]
     `moved` is block -> its distances, averaged. A single block's distance has an interval from three seeds on.
     """
     shown = f"{distance:.2g}"
-    layers = [layer for layer, summary in moved.items() if f"{summary.mean:.2g}" == shown]
+    layers = tied({layer: summary.mean for layer, summary in moved.items()}, distance, ".2g")
     first = moved[layers[0]]
     half = first.shown_interval if len(layers) == 1 else None
     over = "" if half is None else f" ± {half:.2g}"

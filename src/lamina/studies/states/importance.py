@@ -14,12 +14,13 @@ from lamina.bank import ReaderBank
 from lamina.bank.layer_amounts import layer_amounts
 from lamina.errors import ConfigError
 from lamina.fusion.input_weighted import InputWeighted
+from lamina.layers.selectors import ranges
 from lamina.layers.types import tokenizer_of
 from lamina.studies.passes import Text, group_batches, text_inputs
 from lamina.studies.runner import check_given
 from lamina.studies.statistics import mean_and_interval
 from lamina.studies.study import Figure, Study, study_settings
-from lamina.train.results import INTERVAL_SEEDS
+from lamina.train.results import INTERVAL_SEEDS, tied
 from lamina.utils import JSON, Row, check_types, progress_bar
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def importance(
 
 
 def _conclusions(readers: Sequence[_ReaderShares]) -> Iterator[str]:
-    """Yield one sentence per series of readers: the layer with the largest mean share, or that no layer stands out.
+    """Yield one sentence per series of readers: the layers with the largest mean share, or that no layer stands out.
 
     A series is the readers of a bank that differ only in their seed; their shares are averaged.
     """
@@ -141,6 +142,9 @@ def _conclusions(readers: Sequence[_ReaderShares]) -> Iterator[str]:
         if means[largest] < _STANDS_OUT * fmean(means.values()):
             low, high = min(means.values()), means[largest]
             yield f"{name}: no layer stands out; shares are from {low:.3f} to {high:.3f}."
+            continue
+        if len(layers := tied(means, means[largest], ".3f")) > 1:
+            yield f"{name}: layers {ranges(layers)} have the largest share, {means[largest]:.3f} each."
             continue
         over = f" (95 % over {len(shares[largest])} readers)" if len(shares[largest]) >= INTERVAL_SEEDS else ""
         yield f"{name}: layer {largest} has the largest share, {mean_and_interval(shares[largest])}{over}."

@@ -23,6 +23,7 @@ from lamina.studies.passes import (
 from lamina.studies.runner import check_given
 from lamina.studies.states.measures import FEWEST, MEASURES, BlockDistance, MinibatchCKA, NeighbourSample
 from lamina.studies.study import Figure, Study, study_settings
+from lamina.train.results import tied
 from lamina.utils import JSON, check_range, check_types, derive_seed, progress_bar
 
 if TYPE_CHECKING:
@@ -301,9 +302,18 @@ def _conclusions(rows: Iterable[_LayerRow]) -> Iterator[str]:
         ranked = sorted((row for row in influences if row["model"] == model), key=lambda row: row["score"])
         if len(ranked) > 1:
             whose = "of the other model " if model == "other" else ""
-            least, most = ranked[0], ranked[-1]
+            by_block = {_block_name(row): row["score"] for row in sorted(ranked, key=lambda row: row["layer"])}
+            low, high = ranked[0]["score"], ranked[-1]["score"]
+            least, most = (tied(by_block, end, ".3g") for end in (low, high))
+            end = "What removing a block costs a task is not measured here."
+            if least == most:
+                same = f"All {len(ranked)} blocks {whose}change the states of tokens alike (block influence {low:.3g})."
+                yield f"{same} {end}"
+                continue
+            is_one, is_single = len(least) == 1, len(most) == 1
             yield (
-                f"Block {_block_name(least)} {whose}changes the states of tokens least (block influence "
-                f"{least['score']:.3g}) and is the first candidate to remove; block {_block_name(most)} changes them "
-                f"most ({most['score']:.3g}). What removing a block costs a task is not measured here."
+                f"Block{'' if is_one else 's'} {', '.join(least)} {whose}change{'s' * is_one} the states of tokens "
+                f"least (block influence {low:.3g}) and {'is' if is_one else 'are'} the first "
+                f"candidate{'' if is_one else 's'} to remove; block{'' if is_single else 's'} {', '.join(most)} "
+                f"change{'s' * is_single} them most ({high:.3g}). {end}"
             )

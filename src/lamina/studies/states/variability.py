@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from lamina.errors import ConfigError, DataError, check_known
+from lamina.layers.selectors import ranges
 from lamina.studies.passes import LayerReader, group_batches, is_text_token, mean_state, row_groups
 from lamina.studies.runner import check_given, encode_rows, labelled_task, own_processor
 from lamina.studies.statistics import RankCorrelation, rank_correlation
 from lamina.studies.study import Figure, Study, rows_where, study_settings
 from lamina.train.groups import tasks_by_name
+from lamina.train.results import tied
 from lamina.utils import JSON, Row, check_types, pluralize, progress_bar
 
 if TYPE_CHECKING:
@@ -186,15 +188,19 @@ def _comparison_sentence(task: str, correlation: RankCorrelation) -> str:
 
 
 def _conclusion(task: str, nus: Mapping[int, float], rows: int) -> list[str]:
-    """Return [a sentence on which layer has the lowest nu over `rows` rows]; [] if every nu is infinite.
+    """Return [a sentence on which layers have the lowest nu over `rows` rows]; [] if every nu is infinite.
 
     `nus` is layer -> nu.
     """
-    least = min(nus, key=lambda layer: nus[layer])
-    if not math.isfinite(nus[least]):
+    least = min(nus.values())
+    if not math.isfinite(least):
         return []
-    over = f"{nus[least]:.3g} over {pluralize(rows, 'row')}"
-    first = f"{task}: layer {least} has the lowest nu, {over}; it is the first to try a reader at."
+    layers = tied(nus, least, ".3g")
+    over = f"{least:.3g} over {pluralize(rows, 'row')}"
+    first = f"{task}: layer {layers[0]} has the lowest nu, {over}; it is the first to try a reader at."
+    if len(layers) > 1:
+        which = f"layers {ranges(sorted(layers))}"
+        first = f"{task}: {which} have the lowest nu, {over}; they are the first to try a reader at."
     return [f"{first} This is one measurement, so no interval is claimed."]
 
 
