@@ -484,6 +484,15 @@ def test_points_without_a_common_set_have_no_curves():
     assert curves({64.0: {"easy": 0.9}, 1024.0: {"hard": 0.6}}).figures == {}
 
 
+@pytest.mark.parametrize(("first", "second"), [(0.855, 0.85), (0.85, 0.855), (0.605, 0.6), (0.1, 0.105)])
+def test_scores_that_are_exactly_0005_apart_are_level(first: float, second: float):
+    (row,) = compare_methods({"a": np.full((1, 8), first), "b": np.full((1, 8), second)}, "a")
+    assert (row["wins"], row["level"], row["losses"]) == (0, 8, 0)
+    sign = 1 if first > second else -1
+    (row,) = compare_methods({"a": np.full((1, 8), first + sign * 1e-4), "b": np.full((1, 8), second)}, "a")
+    assert row["level"] == 0
+
+
 @pytest.mark.parametrize(("differing", "clause"), [(1, "only 1 set differs"), (5, "only 5 sets differ")])
 def test_a_lead_on_a_handful_of_many_sets_has_no_interval(differing: int, clause: str):
     keys = ("set", "point", "method", "seed", "score")

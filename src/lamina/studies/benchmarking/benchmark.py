@@ -68,6 +68,7 @@ COLUMNS = (
     *("wins", "level", "losses", "trained", "rows", "seconds", "bytes", "chosen", "pass_seconds"),
 )
 LEVEL = 0.005  # two scores that differ by at most this count as level
+_MOST_APART = LEVEL + 1e-9  # 0.855 - 0.85 is a little more than 0.005 in floating point
 _ALPHA = 0.05
 _SHOWN = {  # column of the summary -> its cell in a row of `over_sets`, empty if a value is missing
     "point": "{point:g}",
@@ -443,9 +444,9 @@ def compare_methods(scores: Scores, best: str) -> list[Row]:
                 "low": None if difference.few_differ else difference.low,
                 "high": None if difference.few_differ else difference.high,
                 "p": None if difference.few_differ else difference.corrected_p,
-                "wins": int((apart > LEVEL).sum()),
-                "level": int((np.abs(apart) <= LEVEL).sum()),
-                "losses": int((apart < -LEVEL).sum()),
+                "wins": int((apart > _MOST_APART).sum()),
+                "level": int((np.abs(apart) <= _MOST_APART).sum()),
+                "losses": int((apart < -_MOST_APART).sum()),
                 "differing": difference.differing,
             }
         )
