@@ -297,6 +297,30 @@ def test_the_first_method_of_pooled_states_does_not_pay_for_the_pooling(model, f
     assert study.table.loc[study.table["measure"] == "score", "seconds"].item() < 100
 
 
+@pytest.mark.parametrize("method", ["knn", "tfidf"])
+def test_the_first_method_does_not_pay_for_imports(method: str, model, folder: Path, monkeypatch):
+    imported = []
+    monkeypatch.setattr(regressions, "STRENGTHS", regressions.STRENGTHS[4:6])
+    monkeypatch.setattr(regressions, "import_module", lambda name: imported.append(100.0))  # each takes 100 s
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + sum(imported))
+    monkeypatch.setattr(benchmark_cell, "time", clock)
+    study = run(model, folder, sets=["1"], methods=[method])
+    assert imported
+    assert study.table.loc[study.table["measure"] == "score", "seconds"].item() < 100
+
+
+@pytest.mark.parametrize(("leader", "rival", "seeds"), [(1, 5, "5 seeds"), (5, 1, "5 seeds"), (1, 1, "1 seed")])
+def test_the_sentence_counts_the_seeds_of_the_method_with_more(leader: int, rival: int, seeds: str):
+    table = [
+        (f"{n}_set", None, method, seed if count > 1 else None, score)
+        for n in range(8)
+        for method, count, score in (("a", leader, 0.8 + n / 100), ("b", rival, 0.7))
+        for seed in range(count)
+    ]
+    frame = pd.DataFrame(table, columns=["set", "point", "method", "seed", "score"]).assign(seconds=1.0, bytes=4)
+    assert f"; {seeds}), ahead on 8" in benchmark_study(frame, {}).conclusions[0]
+
+
 def test_the_page_names_the_leader_and_the_point_of_a_failed_cell(model, folder: Path, tmp_path: Path):
     run(model, folder, methods=["majority", "knn"], setting="scarce", points=[16], sets=["1", "4"], output=tmp_path)
     page = (tmp_path / "summary.md").read_text(encoding="utf-8")

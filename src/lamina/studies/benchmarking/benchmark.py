@@ -329,7 +329,7 @@ def _over_sets(part: Frame) -> _Summary:
         return _Summary(rows, [])
     compared = compare_methods(scores, best)
     rows += [{"measure": "ahead", **row} for row in compared]
-    told = [_sentence(row, sets, len(scores[best])) for row in compared]
+    told = [_sentence(row, sets, max(len(scores[best]), len(scores[str(row["against"])]))) for row in compared]
     if sets < LEAST_DIFFERING:
         few = f"{pluralize(sets, 'set')} {'allows' if sets == 1 else 'allow'}"
         return _Summary(rows, [*told, f"{few} no conclusion about other sets; {LEAST_DIFFERING} or more are needed."])
@@ -488,7 +488,7 @@ def _sentence(row: Row, sets: int, seeds: int) -> str:
     """Return the sentence for a row of `compare_methods`, with its interval and p value if it has them.
 
     If it has none although there are six sets or more, the sentence says on how few of them the methods differ.
-    `sets` and `seeds` are the numbers of data sets and of seeds.
+    `sets` is the number of data sets, and `seeds` that of the method with more seeds.
     """
     value = float(row["score"])  # pyright: ignore
     counts = f"ahead on {row['wins']}, level on {row['level']}, behind on {row['losses']} of {pluralize(sets, 'set')}"

@@ -367,6 +367,7 @@ class States:
         check_known(_OP, [method], METHODS, "method")
         if method in OF_MEANS:
             _ = self.means  # computed once for all methods, so that the first does not pay for the others
+        regressions.import_packages(method)  # for the same reason
         start = time.perf_counter()
         fitted, chosen = self.fitted(method)
         truths = self._drawn.test.labels

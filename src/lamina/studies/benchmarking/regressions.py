@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     Classes: TypeAlias = NDArray[np.integer]  # [rows], 0 or 1
     Folds: TypeAlias = Sequence[tuple[Sequence[int] | Classes, Sequence[int] | Classes]]
 
+_PARTS = ("decomposition", "exceptions", "feature_extraction.text", "linear_model")
+_PARTS = (*_PARTS, "metrics", "model_selection", "neighbors", "preprocessing")  # of scikit-learn
 T = TypeVar("T")
 STRENGTHS = np.logspace(5, -5, 10).tolist()  # values of C, the inverse of the L2 penalty
 _PCA_MOST = 100  # largest number of components
@@ -42,6 +45,18 @@ class Fitted(NamedTuple):
     scores: Matrix
     held_out: float
     size: int
+
+
+def import_packages(method: str) -> None:
+    """Import what the methods of this module use, so that the first one that is timed does not pay for it.
+
+    For the method "xgboost", that package is imported too; `boosted_trees` says if it is missing.
+    """
+    for part in _PARTS:
+        import_module(f"sklearn.{part}")
+    if method == "xgboost":
+        with suppress(ImportError):
+            import_module("xgboost")
 
 
 def folds_of(classes: Classes, seed: int) -> Folds:
