@@ -102,7 +102,7 @@ def test_scores_by_length_and_without_words_are_of_all_rows(study):
     whole = deleted[deleted["deleted"] == 0].set_index("layer")["score"]
     shares = by_length.assign(right=by_length["score"] * by_length["rows"]).groupby("layer")["right"].sum() / 28
     assert whole.tolist() == pytest.approx(shares.tolist())
-    assert "of 28." in study.conclusions[0]
+    assert " of 28" in study.conclusions[0]
     assert set(study.figures) == {"agreement", "by_length", "deleted"}
 
 
