@@ -78,7 +78,8 @@ def _batches(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[p
     with pq.ParquetFile(path) as file:
         known = file.schema_arrow.names
         if twice := [name for name in columns or known if known.count(name) > 1]:
-            raise DataError(f"read: {path} has two columns '{twice[0]}'.", path=str(path), column=twice[0])
+            hint = "Rename one of them, or leave it out"
+            raise DataError(f"read: {path} has two columns '{twice[0]}'. {hint}.", path=str(path), column=twice[0])
         metadata, schema = file.metadata, file.metadata.schema
         leaves = [schema.column(index) for index in range(len(schema))]
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]

@@ -206,7 +206,8 @@ def _to_records(path: Path, rows: Numbered[list[str]], header: Sequence[str] | N
         raise DataError(f"read: {path} {problem}. Convert it, as with {convert}, or give it a header.", path=str(path))
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise DataError(f"read: {path} has two columns '{twice}'.", path=str(path), column=twice)
+        hint = "Rename one of them, or leave it out"
+        raise DataError(f"read: {path} has two columns '{twice}'. {hint}.", path=str(path), column=twice)
     held: list[tuple[int, list[str] | DataError]] = []  # blank rows wait here until a row follows that is not blank
     for number, cells in rows:
         if cells and not any(map(str.strip, names)):

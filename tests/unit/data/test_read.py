@@ -348,7 +348,7 @@ def test_objects_of_bytes_are_pictures(tmp_path: Path):
     with pytest.raises(DataError, match=r"a\.parquet is empty; a task needs at least one row"):
         parquet_rows(path)
     pq.write_table(pa.table([[1], [2]], ["a", "a"]), path)
-    with pytest.raises(DataError, match=r"a\.parquet has two columns 'a'"):
+    with pytest.raises(DataError, match=r"a\.parquet has two columns 'a'\. Rename one of them"):
         parquet_rows(path)
 
 
