@@ -121,11 +121,18 @@ class _StudyFacts(SavedFacts):
 def _undefined(table: DataFrame) -> str | None:
     """Return two sentences: how many scores of a table are NaN or infinite, by measure, and what finite ones need.
 
-    None if all are finite, or the table has no column "score" of floats.
+    None if all are finite, or the table has no column "score" of numbers.
     """
-    if "score" not in table or table["score"].dtype.kind != "f":
+    import pandas as pd
+
+    if "score" not in table:
         return None
-    bad = table[~(table["score"].abs() < float("inf"))]
+    try:  # columns of objects, and those with pandas' own type for missing numbers, are read as floats
+        numbers: Any = pd.to_numeric(table["score"])
+        scores = numbers.astype("Float64").to_numpy(float, na_value=float("nan"))
+    except (TypeError, ValueError):
+        return None
+    bad = table[~(abs(scores) < float("inf"))]
     if not len(bad):
         return None
     names = Counter(bad["measure"]) if "measure" in bad else {}

@@ -188,3 +188,17 @@ def test_what_is_no_folder_is_named():
         Study.load(3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match=r"^save: folder is empty; it must be a text or a path"):
         Study("probe", pd.DataFrame({"score": [1.0]})).save("")
+
+
+@pytest.mark.parametrize("kind", ["float64", "Float64", "object", "Int64"])
+@pytest.mark.parametrize(("scores", "count"), [([1, None, 3], 1), ([None, None, 3], 2), ([1, 2, 3], 0)])
+def test_undefined_scores_of_any_type_of_column_are_counted(kind: str, scores: list[int | None], count: int):
+    table = pd.DataFrame({"score": pd.Series(scores, dtype=kind), "measure": "nu"})
+    said = Study("made up", table).conclusions
+    start = f"{count} of 3 scores are not defined"
+    assert [sentence[: len(start)] for sentence in said] == [start] * bool(count)
+
+
+def test_scores_that_are_not_numbers_have_no_warning():
+    assert Study("made up", pd.DataFrame({"score": ["high", None]})).conclusions == ()
+    assert Study("made up", pd.DataFrame({"score": [[1], None]})).conclusions == ()
