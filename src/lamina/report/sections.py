@@ -98,10 +98,10 @@ class Section:
         The task is "" for a sentence about no task.
         """
         verdicts: dict[str, str] = {}
+        tasks = sorted(self.tasks, key=len, reverse=True)  # a name may begin with another one: "a: b" with "a"
         for sentence in self.conclusions:
-            task, separator, rest = sentence.partition(": ")
-            is_of_task = bool(separator) and task in self.tasks
-            verdicts.setdefault(*((task, rest) if is_of_task else ("", sentence)))
+            task = next((name for name in tasks if sentence.startswith(f"{name}: ")), "")
+            verdicts.setdefault(task, sentence.removeprefix(f"{task}: ") if task else sentence)
         return list(verdicts.items())
 
     @property

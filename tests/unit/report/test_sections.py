@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pandas as pd
+import pytest
 from tests.support.studied import probe
 
-from lamina.report.sections import DataTable
+from lamina.report.sections import DataTable, Section
 from lamina.report.study_section import tables_of
 
 TABLE = DataTable("Scores | all", ["task", "n & m", "score"], [["a|b_c", 3, 0.12345], ["a|b_c", None, 2.0]], "50 %")
@@ -57,3 +58,14 @@ def test_means_over_seeds_come_first():
     assert means.rows[0][:4] == ["film", 0, "linear", 872]
     assert means.rows[0][4] == 0.31
     assert [table.title for table in tables_of(probe(seeds=1).table, "Probe")] == ["Probe"]
+
+
+@pytest.mark.parametrize("tasks", [["mood: film", "mood"], ["a: b: c"]])
+def test_a_task_whose_name_has_a_colon_has_its_own_verdict(tasks: list[str]):
+    sentences = [f"{task}: layer {number} is best." for number, task in enumerate(tasks)]
+    section = Section("s", "probe", [*sentences, f"{tasks[0]}: more.", "All: of them."], tasks=tasks)
+    assert section.verdicts == [
+        *((task, f"layer {number} is best.") for number, task in enumerate(tasks)),
+        ("", "All: of them."),
+    ]
+    assert section.details == [f"{tasks[0]}: more."]
