@@ -134,7 +134,7 @@ def test_the_table_has_the_baselines(study):
 
 
 def test_the_conclusions(study):
-    assert study.conclusions[0].startswith("mood: layer ")
+    assert "the best score of 6 probes: accuracy 0." in study.conclusions[0]
     assert "n = 24 rows" in study.conclusions[0]
     assert "no probe is shown to beat the best baseline" in study.conclusions[1]
     ahead = study.table[study.table["measure"] == "ahead"]

@@ -72,11 +72,11 @@ def test_a_baseline_that_reads_no_text_is_named_so(labels: list[Any], name: str)
     [
         (
             {0: 0.5, 1: 0.9, 2: 0.9},
-            "linear probes of layers 1-2 share the best score of 3 probes: accuracy 0.900, n = 40",
+            "linear probes of layers 1-2 share the best score of 3 probes: accuracy 0.900 (2 se",
         ),
         (
             {0: 0.9, 1: 0.5, 2: 0.9},
-            "linear probes of layers 0, 2 share the best score of 3 probes: accuracy 0.900, n = 40",
+            "linear probes of layers 0, 2 share the best score of 3 probes: accuracy 0.900 (2 se",
         ),
         ({0: 0.5, 1: 0.7, 2: 0.9}, "layer 2 (linear) has the best score of 3 probes: accuracy 0.900 (2 seeds, no"),
     ],

@@ -551,8 +551,10 @@ def conclusions(task: str, comparison: ProbeComparison) -> list[str]:
     probes = pluralize(len(comparison.scores), "probe")
     means = {place: float(np.mean(scores)) for place, scores in comparison.scores.items()}
     if len(ties := tied(means, means[comparison.best], ".3f")) > 1:
-        shown = f"{comparison.metric} {means[comparison.best]:.3f}, n = {pluralize(comparison.rows_scored, 'row')}"
-        sentences = [f"{task}: {_named(ties)} share the best score of {probes}: {shown}."]
+        if len(best) >= INTERVAL_SEEDS:  # each probe has an interval of its own
+            mean = f"{comparison.metric} {means[comparison.best]:.3f} over {len(best)} seeds"
+            score = f"{mean}, n = {pluralize(comparison.rows_scored, 'row')}"
+        sentences = [f"{task}: {_named(ties)} share the best score of {probes}: {score}."]
     else:
         sentences = [f"{task}: {title(comparison.best)} has the best score of {probes}: {score}."]
     if comparison.baseline is not None:
