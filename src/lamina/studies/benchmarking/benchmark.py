@@ -145,9 +145,9 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
         "score": the AUC of a method on a set. "mean": its mean over the sets for which every method has a score, with
         the median "seconds" and "bytes". "rank": its mean rank (1 is best). "ahead": how far "default" (or the best
         method, if that did not run) is above each other method on average, with "low", "high", "p" (after Holm's
-        correction), "wins", "level" and "losses". If fewer than six sets have different scores, there are no "low",
-        "low", "high" and "p". With points, the charts show "shared_mean" and "shared_rank": mean and mean rank over the
-        sets with a score of every method at every point.
+        correction), "wins", "level" and "losses". If fewer than six sets have different scores, "low", "high" and "p"
+        are empty. With points, the charts show "shared_mean" and "shared_rank": mean and mean rank over the sets with
+        a score of every method at every point.
 
     Raises:
         UnknownNameError: If a setting, set or method does not exist.

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     Classes: TypeAlias = NDArray[np.integer]  # [rows], 0 or 1
     Folds: TypeAlias = Sequence[tuple[Sequence[int] | Classes, Sequence[int] | Classes]]
 
-_PARTS = ("decomposition", "exceptions", "feature_extraction.text", "linear_model")
-_PARTS = (*_PARTS, "metrics", "model_selection", "neighbors", "preprocessing")  # of scikit-learn
+_PARTS = (  # of scikit-learn
+    *("decomposition", "exceptions", "feature_extraction.text", "linear_model"),
+    *("metrics", "model_selection", "neighbors", "preprocessing"),
+)
 T = TypeVar("T")
 STRENGTHS = np.logspace(5, -5, 10).tolist()  # values of C, the inverse of the L2 penalty
 _PCA_MOST = 100  # largest number of components
