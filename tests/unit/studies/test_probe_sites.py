@@ -119,7 +119,7 @@ def test_the_conclusions_about_sites():
 
 def test_conclusions_are_corrected_for_the_number_of_probes(mood: Task):
     truth = list(mood.split("validation").labels)
-    wrong = [1 - label for label in truth[:3]] + truth[3:]
+    wrong = [1 - label for label in truth[:6]] + truth[6:]
     text = {"measure": "score", "seed": None, "probe": "words", "score": 0.5, "guesses": wrong}
     common = {"measure": "score", "probe": "linear", "score": 1.0, "guesses": truth}
     rows = [text, *({**common, "layer": layer, "seed": seed} for layer in range(4) for seed in range(2))]
