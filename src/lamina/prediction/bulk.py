@@ -59,9 +59,8 @@ _OWN = ("row", "text", "text_pair")  # columns of CSV and Parquet beside those o
 FORMATS = (".jsonl", ".csv", ".parquet")
 _STATE = ("size", "rows", "read", "skipped", "bad")  # fields of a `Partial` that its note records
 # facts that cannot be quoted -> what differs between two runs
-_SOURCE, _OTHER = "whose source has changed since", "of a bank or model with other"
-_CHANGES = {"bytes": _SOURCE, "modified": _SOURCE, "processor": "with another tokenizer or processor"}
-_CHANGES |= {name: f"{_OTHER} {name}" for name in ("weights", "settings")}
+_CHANGES = {name: f"of a bank or model with other {name}" for name in ("weights", "settings")}
+_CHANGES |= dict.fromkeys(("bytes", "modified"), "whose source has changed since")
 _OF_ANSWERS = {"add_prefix_space", "prefix", "max_target_length", "num_beams", "length_penalty"}
 _FILE_ROWS, _MOST_ROWS = 32, 512  # maximum rows of a pass: of files; of texts, which tokens usually limit first
 # Maximum tokens of a pass, and its fixed cost in tokens. A longer pass would be no faster per token.

@@ -24,6 +24,7 @@ from lamina.monitors import Calibration, Cascade, DriftSketch, Monitor, ReplyFac
 from lamina.monitors.calibration import FLOAT32, Facts, Precision, Rounding, Unit, allowed_positives
 from lamina.monitors.token_rate import TokenRateTest, alarms_per_thousand, threshold_per_thousand
 from lamina.prediction.evaluate import scoring_groups
+from lamina.tasks.label_cells import look
 from lamina.tasks.metrics import named_class
 from lamina.train.bank_runner import BankRunner
 from lamina.train.options import PassOptions
@@ -90,7 +91,8 @@ def calibrate(  # noqa: PLR0913
         confidence: Confidence level of the intervals, between 0 and 1.
         guarantee: Choose the threshold so that with probability `confidence` the rate on *other* negative texts of the
             same kind is at most `false_positive_rate`. It takes more negatives:
-            `lamina.monitors.calibration.needed_negatives` says how many. False: the rate holds on these texts.
+            `lamina.monitors.calibration.needed_negatives` says how many. They must be independent, and a warning is
+            logged if some look alike or are replies to one prompt. False: the rate holds on these texts.
         store: Keep the monitor in `bank.monitors`, in place of one with the same name; it is saved with the bank.
         processor: Tokenizer. None: the bank's.
         batch_size: Rows per pass. A row is a window of tokens.
@@ -144,6 +146,8 @@ def calibrate(  # noqa: PLR0913
     features = not isinstance(monitor, Cascade)  # a cascade has no sketch
     scored = score_texts(runner, group, task, [monitor], options, features=features)[str(monitor.name)]
     positives = positives_of(task, split, positive)
+    if guarantee:
+        _warn_of_alike(task, split, positives)
     facts = facts_of(task, split, positives)
     if isinstance(monitor, Cascade):
         facts["asked"] = scored.asked()
@@ -174,6 +178,16 @@ def calibrate(  # noqa: PLR0913
     if store:
         bank.keep_monitor(monitor)
     return monitor
+
+
+def _warn_of_alike(task: Task, split: str, positive: Sequence[bool | None]) -> None:
+    """Log a warning if negative texts look alike (see `look`), or if pairs of them have first texts that look alike."""
+    texts = [text for text, flag in zip(task.split(split).texts, positive, strict=True) if flag is False]
+    pairs = any(isinstance(text, tuple | list) for text in texts)
+    count = len({look(str(text[0] if pairs else text)) for text in texts})
+    if count < len(texts):
+        came = f"the {len(texts)} negative texts have only {count} different {'first texts' if pairs else 'contents'}"
+        logger.warning("calibrate: %s; the guarantee holds for independent texts. Keep one of each.", came)
 
 
 @dataclass(frozen=True)

@@ -320,6 +320,9 @@ def divide(replies: Sequence[LabelledReply], seed: int) -> dict[str, list[Labell
     The parts are "train", "choosing", "calibration" and "test"; `SHARES` has their fractions. Prompts with a bad reply
     and prompts without are divided separately. `seed` decides which prompts go where, and their order. Prompts
     with the same words count as one, whatever their case, punctuation, white space and characters without width.
+
+    In "calibration" and "test" a prompt keeps one good and one bad reply, drawn with `seed`: bounds of rates hold for
+    independent replies, and replies to one prompt are alike.
     """
     groups: dict[str, list[LabelledReply]] = defaultdict(list)
     for reply in replies:
@@ -327,6 +330,7 @@ def divide(replies: Sequence[LabelledReply], seed: int) -> dict[str, list[Labell
         words = "".join(" " if unicodedata.category(sign)[0] == "P" else sign for sign in text).split()
         groups[" ".join(words) or text].append(reply)
     parts: dict[str, list[LabelledReply]] = {part: [] for part in SHARES}
+    draw = random.Random(seed)
     for bad in (True, False):
         own = [group for group in groups.values() if any(reply.positive for reply in group) is bad]
         random.Random(seed).shuffle(own)
@@ -334,5 +338,11 @@ def divide(replies: Sequence[LabelledReply], seed: int) -> dict[str, list[Labell
         for group in own:  # to the part that lacks most of its share
             part = max(SHARES, key=lambda name: SHARES[name] * total - taken[name])
             taken[part] += len(group)
-            parts[part] += group
+            parts[part] += group if part in ("train", "choosing") else _one_of_each(group, draw)
     return parts
+
+
+def _one_of_each(group: Sequence[LabelledReply], draw: random.Random) -> list[LabelledReply]:
+    """Return one good and one bad reply of a prompt, as far as it has them, in their order; `draw` decides which."""
+    drawn = [draw.choice(own) for label in (True, False) if (own := [one for one in group if one.positive is label])]
+    return [one for one in group if any(one is kept for kept in drawn)]

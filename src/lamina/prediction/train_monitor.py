@@ -150,9 +150,11 @@ def monitor(  # noqa: PLR0913
     The replies are divided by prompt: 40 % to train, 15 % to choose, 25 % to calibrate, 20 % to test. Candidate
     readers, which do not look ahead, are trained together. The best pair of a reader and an aggregation becomes the
     monitor. Its threshold is the lowest one with which, at the given confidence, the rate holds on other replies of the
-    same kind (an exact bound for any number of replies, see `per`). The rates are measured on the test part. A warning
-    is logged if the monitor is useless and so not stored, if test replies also occur in the train part, if several
-    labels count as good, or if equal scores keep the threshold from flagging half of what the rate allows.
+    same kind (an exact bound for any number of replies, see `per`). The rates are measured on the test part. Bounds and
+    intervals hold for independent replies; so to calibrate and test, a prompt has one good and one bad reply, drawn
+    with `seed`. A warning is logged if this leaves out replies, if the monitor is useless and so not stored, if test
+    replies also occur in the train part, if several labels count as good, or if equal scores keep the threshold from
+    flagging half of what the rate allows.
 
     Args:
         train: File with a prompt, a reply and a label per row: .jsonl, .csv, .tsv or .parquet.
@@ -209,6 +211,9 @@ def monitor(  # noqa: PLR0913
     base, processor = _model(model, processor)
     replies, digest = replies_of(labelled, processor)
     parts = divide(replies, seed)
+    if left := len(replies) - sum(map(len, parts.values())):
+        rule = "a bound holds for independent replies, so a prompt has one good and one bad reply in these parts"
+        logger.warning("monitor: %d of %d replies are left out of calibration and test: %s.", left, len(replies), rule)
     _check_parts(parts, processor, promise)
     _warn_of_repeated(parts)
     options = PassOptions.checked("monitor", batch_size=batch_size, max_length=max_length, progress=progress)
@@ -334,7 +339,11 @@ def _check_parts(parts: Parts, processor: Processor, promise: _Promise) -> None:
     """Raise ConfigError if a part lacks good or bad replies, or "calibration" has too few good ones for the promise."""
     texts = [one.reply for one in parts["calibration"] if not one.positive]
     if promise.per == "reply":
-        unit, count, least = "good replies", len(texts), needed_negatives(promise.rate, promise.confidence)
+        unit, count, least = (
+            "good replies to different prompts",
+            len(texts),
+            needed_negatives(promise.rate, promise.confidence),
+        )
     else:
         ids = tokenizer_of(processor)(texts, add_special_tokens=False).input_ids if texts else []
         lengths = [len(own) for own in ids]

@@ -459,7 +459,7 @@ def test_a_run_goes_on_with_the_same_tokenizer_alone(tmp_path: Path):
     with pytest.raises(BaseMismatchError, match="another tokenizer: normalizer was"):
         run(made, source, tmp_path / "out.jsonl", processor=other)
     made.processor = other
-    with pytest.raises(ConfigError, match="to an earlier run with another tokenizer or processor"):
+    with pytest.raises(ConfigError, match="to an earlier run whose processor was"):
         run(made, source, tmp_path / "out.jsonl")
 
 

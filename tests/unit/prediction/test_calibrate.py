@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -256,11 +257,21 @@ def test_equal_highest_scores_that_use_up_less_than_half_of_the_rate_are_named(
     found = calibrate(bank, monitor, task, store=False, **{"false_positive_rate": 0.05, **options}).calibration
     assert found is not None
     assert found.false_positive_rate == 1 / 99
+    assert ("the 99 negative texts have only 3 different contents" in caplog.text) is ("guarantee" in options)
     told = [record.getMessage() for record in caplog.records if "same highest score" in record.getMessage()]
     assert "flags 1 of 99 negative texts, and the rate allows at least 3. 90 texts" in told[0]
     calibrate(bank, monitor, task, store=False, false_positive_rate=0.011)
     calibrate(bank, monitor, task, store=False, threshold=found.threshold)
     assert len(told) == len([record for record in caplog.records if "same highest score" in record.getMessage()])
+
+
+def test_a_guarantee_on_replies_to_one_prompt_is_warned_of(caplog: pytest.LogCaptureFixture):
+    options: dict[str, Any] = {"false_positive_rate": 0.2, "store": False}
+    calibrate(fitted(), SPANS, spans_task(), **options, guarantee=True)
+    calibrate(fitted(), SPANS, spanned(prompt="the film"), **options)
+    assert "independent" not in caplog.text
+    calibrate(fitted(), SPANS, spanned(prompt="the film"), **options, guarantee=True)
+    assert re.search(r"calibrate: the \d+ negative texts have only 1 different first texts; .* Keep one", caplog.text)
 
 
 def written_by(attention: str, dtype: torch.dtype) -> ReaderBank:

@@ -38,7 +38,7 @@ TEMPLATE = "{% for message in messages %}{{ message.content }} . {% endfor %}"
 
 
 def replies(count: int = 360) -> list[dict[str, Any]]:
-    """Every fourth reply has two bad words; every prompt is that of two replies."""
+    """Every fourth reply has two bad words, and its prompt is that of the next reply too."""
     rng, rows = random.Random(0), []
     for row in range(count):
         words = [rng.choice(GOOD) for _ in range(rng.randint(6, 9))]
@@ -46,7 +46,9 @@ def replies(count: int = 360) -> list[dict[str, Any]]:
         if bad:
             at = rng.randrange(len(words) - 2)
             words[at : at + 2] = rng.sample(["not", "bad", "slow"], 2)
-        rows.append({"prompt": f"anna is {row // 2}", "reply": " ".join(words), "label": "bad" if bad else "ok"})
+        rows.append(
+            {"prompt": f"anna is {row - (row % 4 == 1)}", "reply": " ".join(words), "label": "bad" if bad else "ok"}
+        )
     return rows
 
 
@@ -305,6 +307,30 @@ def test_no_prompt_is_in_two_parts(tmp_path: Path):
     assert sum(map(len, prompts)) == len(set.union(*prompts))
     shares = [sum(one.positive for one in part) / len(part) for part in parts.values()]
     assert all(abs(share - 0.25) < 0.05 for share in shares)
+
+
+def test_a_prompt_has_one_good_and_one_bad_reply_to_calibrate_and_test(tmp_path: Path):
+    """Replies to one prompt are alike, so that they are no independent draws, which bounds need."""
+    rows = [{**row, "reply": f"{row['reply']}{' .' * copy}"} for row in replies() for copy in range(5)]
+    read, _ = replies_of(read_labels(written(tmp_path, rows), ReplyColumns(), "bad"), tiny_tokenizer())
+    parts = divide(read, 0)
+    alone = divide(replies_of(read_labels(written(tmp_path, replies()), ReplyColumns(), "bad"), tiny_tokenizer())[0], 0)
+    assert {part: len(own) for part, own in parts.items()} == {
+        part: len(own) * (5 if part in ("train", "choosing") else 1) for part, own in alone.items()
+    }
+    for part in ("calibration", "test"):
+        kept = [(one.prompt, one.positive) for one in parts[part]]
+        assert len(set(kept)) == len(kept)
+        assert len({one.reply.count(" .") for one in parts[part]}) > 1
+
+
+def test_copies_of_replies_are_no_evidence(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    few = [row for row in replies()[:80] for _ in range(20)]
+    with pytest.raises(
+        ConfigError, match=r"there are \d\d good replies to different prompts to calibrate on; .* about 59"
+    ):
+        trained(written(tmp_path, few), rate=0.05)
+    assert "of 1600 replies are left out of calibration and test" in caplog.text
 
 
 def test_chats_are_read_by_the_chat_template_and_spans_by_their_words(tmp_path: Path):
