@@ -75,11 +75,12 @@ def linear_probe(probe: object) -> LinearProbe:
 
     Args:
         probe: A linear classifier or regressor of scikit-learn, a `Pipeline` or grid search that ends with one, a
-            `OneVsRestClassifier` over several labels, or a `Probe` of lmprobe.
+            `OneVsRestClassifier` of linear classifiers that was fitted on several labels, or a `Probe` of lmprobe.
 
     Raises:
         ConfigError: If it is a file or another model, is not fitted, has coefficients that are NaN or infinite, or
-            predicts several numbers; or if a step before it is unknown, not linear or not fitted.
+            predicts several numbers; if a step before it is unknown, not linear or not fitted; or if it is a
+            `OneVsRestClassifier` over exclusive classes or of regressors.
     """
     if isinstance(probe, str | bytes | PathLike):
         hint = "Load it in your own program, if you trust where it is from, and pass the model itself"
@@ -91,12 +92,28 @@ def linear_probe(probe: object) -> LinearProbe:
         return _pipeline([step for _, step in model.steps if step is not None and not isinstance(step, str)])
     if _module(model) == "lmprobe" and hasattr(model, "classifier_"):
         return _pipeline([step for step in (getattr(model, "scaler_", None), model.classifier_) if step is not None])
-    if _is(model, ("OneVsRestClassifier",)) and getattr(model, "multilabel_", False):
-        parts = [_estimator(estimator) for estimator in model.estimators_]
-        names = tuple(map(str, model.classes_))
-        weight, bias = np.stack([part.weight[-1] for part in parts]), np.stack([part.bias[-1] for part in parts])
-        return LinearProbe(weight, bias, names, "multi_label")
+    if _is(model, ("OneVsRestClassifier",)):
+        return _one_vs_rest(model)
     return _estimator(model)
+
+
+def _one_vs_rest(model: Any) -> LinearProbe:  # noqa: ANN401
+    """Return the linear map of a `OneVsRestClassifier` over several labels, with one logit per label.
+
+    Raises ConfigError if it is not fitted, its classes exclude each other, or the model of a label is a regressor or
+    one that `linear_probe` refuses.
+    """
+    what = "reader: the OneVsRestClassifier"
+    if not hasattr(model, "estimators_"):
+        raise ConfigError(f"{what} is not fitted; it has no estimators. Call its fit first.")
+    if not model.multilabel_:
+        hint = "For classes that exclude each other, fit a linear classifier such as LogisticRegression without it"
+        raise ConfigError(f"{what} has exclusive classes; only one fitted on a 0/1 matrix of labels is read. {hint}.")
+    parts = [linear_probe(estimator) for estimator in model.estimators_]
+    if any(part.problem_type != "classification" for part in parts):  # regressors give a label from 0.5 on, not from 0
+        raise ConfigError(f"{what} does not have a classifier for every label. Fit it with a linear classifier.")
+    weight, bias = np.stack([part.weight[-1] for part in parts]), np.stack([part.bias[-1] for part in parts])
+    return LinearProbe(weight, bias, tuple(map(str, model.classes_)), "multi_label")
 
 
 def _pipeline(steps: Sequence[Any]) -> LinearProbe:
@@ -113,7 +130,7 @@ def _pipeline(steps: Sequence[Any]) -> LinearProbe:
 
 
 def _estimator(model: Any) -> LinearProbe:  # noqa: ANN401
-    """Return the linear map of a single classifier or regressor; the first of two classes has the logit 0.
+    """Return the linear map of a single classifier or regressor; the first of two exclusive classes has the logit 0.
 
     Raises ConfigError if the class of `model` is not known; if it is not fitted, or has coefficients that are NaN or
     infinite; or if it is a regressor of several numbers.
@@ -135,6 +152,9 @@ def _estimator(model: Any) -> LinearProbe:  # noqa: ANN401
             raise ConfigError(f"{what} predicts {len(weight)} numbers; a reader predicts one.")
         return LinearProbe(weight, bias, (), "regression")
     classes = tuple(map(str, model.classes_))
+    binarizer = getattr(model, "_label_binarizer", None)  # of RidgeClassifier and RidgeClassifierCV
+    if binarizer is not None and binarizer.y_type_.startswith("multilabel"):  # a label applies if its score is above 0
+        return LinearProbe(weight, bias, classes, "multi_label")
     if len(classes) == 2 and len(weight) == 1:  # the score of the second class against the first
         weight, bias = np.concatenate([0 * weight, weight]), np.concatenate([0 * bias, bias])
     return LinearProbe(weight, bias, classes, "classification")

@@ -33,7 +33,14 @@ from lamina.store.linear_reader import LinearReader
 sklearn = pytest.importorskip("sklearn")
 from sklearn.decomposition import PCA  # noqa: E402
 from sklearn.ensemble import RandomForestClassifier  # noqa: E402
-from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, RidgeClassifier, SGDRegressor  # noqa: E402
+from sklearn.linear_model import (  # noqa: E402
+    LinearRegression,
+    LogisticRegression,
+    Ridge,
+    RidgeClassifier,
+    RidgeClassifierCV,
+    SGDRegressor,
+)
 from sklearn.multiclass import OneVsRestClassifier  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import MinMaxScaler, StandardScaler  # noqa: E402
@@ -122,13 +129,40 @@ def test_a_probe_of_tokens_labels_tokens():
     np.testing.assert_allclose(found.reshape(-1, 2), probe.predict_proba(features.reshape(-1, WIDTH)), atol=WITHIN)
 
 
-def test_several_labels():
+@pytest.mark.parametrize("part", [LogisticRegression(), make_pipeline(StandardScaler(), LogisticRegression())])
+def test_several_labels(part: Any):
     by_layer = states(40, 4)
     features = pooled({1: by_layer[1]}, "mean")
-    probe = OneVsRestClassifier(LogisticRegression()).fit(features, (features[:, :3] > 0).astype(int))
+    probe = OneVsRestClassifier(part).fit(features, (features[:, :3] > 0).astype(int))
     reader = Reader.from_sklearn(probe, layers=1, labels=["x", "y", "z"])
     found = torch.from_numpy(logits(reader, by_layer)).sigmoid()
     np.testing.assert_allclose(found, probe.predict_proba(features), atol=WITHIN)
+
+
+@pytest.mark.parametrize("model", [RidgeClassifier(), RidgeClassifierCV()], ids=lambda m: type(m).__name__)
+def test_a_ridge_classifier_of_several_labels_predicts_the_same_labels(model: Any):
+    by_layer = states(40, 4)
+    features = pooled({1: by_layer[1]}, "mean")
+    for labels in (2, 3):
+        probe = make_pipeline(StandardScaler(), model).fit(features, (features[:, :labels] > 0).astype(int))
+        reader: Any = Reader.from_sklearn(probe, layers=1)
+        found = logits(reader, by_layer)
+        assert reader.head.problem_type == "multi_label"
+        assert {0, 1, 2} <= set(probe.predict(features).sum(1))
+        np.testing.assert_allclose(found, probe.decision_function(features), atol=WITHIN, rtol=WITHIN)
+        np.testing.assert_array_equal(found > 0, probe.predict(features))
+
+
+def test_one_vs_rest_is_read_only_over_several_labels():
+    features = normal(20, WIDTH)
+    exclusive = OneVsRestClassifier(LogisticRegression()).fit(features, features[:, :3].argmax(1))
+    with pytest.raises(ConfigError, match="has exclusive classes; only one fitted on a 0/1 matrix of labels is read"):
+        Reader.from_sklearn(exclusive, layers=1)
+    with pytest.raises(ConfigError, match="the OneVsRestClassifier is not fitted"):
+        Reader.from_sklearn(OneVsRestClassifier(LogisticRegression()), layers=1)
+    numbers = OneVsRestClassifier(Ridge()).fit(features, (features[:, :3] > 0).astype(int))
+    with pytest.raises(ConfigError, match="does not have a classifier for every label"):
+        Reader.from_sklearn(numbers, layers=1)
 
 
 def test_a_probe_of_lmprobe_is_known_by_its_parts():
