@@ -9,14 +9,14 @@ import json
 import math
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypeAlias, TypedDict
 
 from lamina.errors import ConfigError, error_context
 from lamina.recipes.expand import grid_of
 from lamina.recipes.report_file import Cell, Curves, PivotTable, Point, Report, TableRow
 from lamina.recipes.schema import Recipe, all_coordinates, recipe_coordinates, row_and_column_names
 from lamina.recipes.table_layouts import ABSENT, LEFT_OUT, PARAMETERS, axes_label, column_name, to_text, x_value
-from lamina.train.results import sort_key, summarise
+from lamina.train.results import independent, sort_key, summarise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,18 +25,30 @@ if TYPE_CHECKING:
     from lamina.train.grid import RunSpec
     from lamina.utils import JSONObject
 
+_RunScores: TypeAlias = "list[tuple[object, float]]"  # for each run: its repeat (None without one) and its score
+
 
 class MeanScore(TypedDict):
     """The mean of several runs' scores.
 
+    With several seeds and several subsamples, the runs of each subsample are averaged first, since they share their
+    training rows. Mean, spread and interval are then over the subsamples.
+
     Attributes:
-        spread: Sample standard deviation; 0 for a single run.
-        interval: Half the width of the 95 % t interval; None for a single run.
+        spread: Sample standard deviation; 0 for a single value.
+        interval: Half the width of the 95 % t interval; None for a single value.
     """
 
     mean: float
     spread: float
     interval: float | None
+
+
+class PooledScore(MeanScore):
+    """The score fields of a `Cell` or `Point`."""
+
+    runs: int
+    values: int
 
 
 class SummaryRow(MeanScore):
@@ -131,7 +143,7 @@ def _summary(rows: Sequence[TableRow], spec: RunSpec, metrics: Sequence[str]) ->
 def _mean_score(rows: Sequence[TableRow], column: str) -> MeanScore:
     bad = ", ".join(row["reader"] for row in rows if not math.isfinite(row[column]))
     with error_context(f"{column} of {bad}"):  # which runs the error asks to leave out
-        return _mean([row[column] for row in rows])
+        return _mean(independent([row[column] for row in rows], [row.get("repeat") for row in rows]))
 
 
 def _mean(scores: Sequence[float]) -> MeanScore:
@@ -161,16 +173,27 @@ def word_of(table: Sequence[SummaryRow]) -> str:
 
 
 def notes(table: Sequence[SummaryRow]) -> list[str]:
-    """Return sentences that explain why cells of a table of results are empty; [] if none need it.
+    """Return sentences that explain a table of results; [] if none are needed.
 
-    They are about F1, which is empty for tasks with two classes if neither is known to be positive.
+    One is about F1, which is empty for tasks with two classes if neither is known to be positive. Another names the
+    tasks whose means and intervals are over subsamples rather than runs.
     """
+    sentences: list[str] = []
     columns = {row["task"]: {row["metric"], *row["scores"]} for row in table}
     unclear = [task for task, names in columns.items() if "mcc" in names and "f1" not in names]
-    if not unclear or not any("f1" in names for names in columns.values()):
-        return []
-    what = f"f1 is empty for {', '.join(unclear)}: F1 is about one of two classes, and none is named"
-    return [f"{what}. Set `positive` in the task, or read macro_f1."]
+    if unclear and any("f1" in names for names in columns.values()):
+        what = f"f1 is empty for {', '.join(unclear)}: F1 is about one of two classes, and none is named"
+        sentences.append(f"{what}. Set `positive` in the task, or read macro_f1.")
+    if sampled := ", ".join(dict.fromkeys(row["task"] for row in table if subsample_count(row))):
+        why = "the runs of a subsample, one per seed, are averaged first"
+        sentences.append(f"The mean, spread and ± of {sampled} are over subsamples: {why}.")
+    return sentences
+
+
+def subsample_count(row: SummaryRow) -> int:
+    """Return how many subsamples the mean and interval of a row are over; 0 if they are over its runs."""
+    repeats = {run.get("repeat") for run in row["runs"]}
+    return len(repeats) if 1 < len(repeats) < len(row["runs"]) else 0
 
 
 def printed(table: Sequence[SummaryRow]) -> tuple[list[str], list[list[str]]]:
@@ -274,9 +297,9 @@ def _point_place(layout: FigureRecipe, coordinates: Coordinates) -> tuple[str, s
 def _fill_table(recipe: Recipe, layout: TableRecipe, rows: Sequence[SummaryRow]) -> PivotTable:
     """Return a table of a recipe, laid out by `layout` and filled from `rows` of results in the recipe's order.
 
-    A cell has the mean over all runs of its tasks. For each task, the setting with the best validation score counts.
-    Cells without a finished run are left out. The split is that of the layout, else the one on which the recipe
-    evaluates, else "validation".
+    A cell has the mean over all runs of its tasks, or over the subsamples of tasks that have several, each with several
+    seeds. For each task, the setting with the best validation score counts. Cells without a finished run are left out.
+    The split is that of the layout, else the one on which the recipe evaluates, else "validation".
     """
     names, columns = row_and_column_names(recipe, layout)
     part = layout.part or recipe.evaluate or "validation"
@@ -289,11 +312,9 @@ def _fill_table(recipe: Recipe, layout: TableRecipe, rows: Sequence[SummaryRow])
     for (name, column), group in groups.items():
         best, settings = _best(recipe, group, [*layout.rows, *layout.columns])
         for metric in layout.metrics or [best[0]["metric"]]:
-            scores = [score * layout.scale for row in best for score in _scores(row, metric, part)]
             with error_context(f"{metric} of {', '.join(filter(None, (name, column)))}"):
-                mean = _mean(scores)
-            shown = column_name(column, metric, layout)
-            cells.append(Cell(name, shown, metric, **mean, runs=len(scores), settings=settings))
+                score = _pooled([_scores(row, metric, part) for row in best], layout.scale)
+            cells.append(Cell(name, column_name(column, metric, layout), metric, settings=settings, **score))
     paper = layout.published
     about = {} if paper is None else _printed(paper, names, columns)
     title = layout.title or "Best of every method"
@@ -318,10 +339,10 @@ def _fill_figure(
 ) -> Curves:
     """Return a figure laid out by `layout`, filled from `rows` of results; from `history` if its x axis is epochs.
 
-    A point has the mean over all runs of its tasks. For each task, the setting with the best validation score counts.
-    Runs that an axis leaves out are skipped; a run without the setting on the x axis gets a point without x. The split
-    is that of the layout, else the one on which the recipe evaluates, else "validation". With epochs on the x axis, it
-    is always "validation".
+    A point has the mean over all runs of its tasks, or over subsamples, as a cell of `_fill_table` has. For each task,
+    the setting with the best validation score counts. Runs that an axis leaves out are skipped; a run without the
+    setting on the x axis gets a point without x. The split is that of the layout, else the one on which the recipe
+    evaluates, else "validation". With epochs on the x axis, it is always "validation".
     """
     by_epoch = layout.x.key == "epoch"
     part = "validation" if by_epoch else layout.part or recipe.evaluate or "validation"
@@ -335,14 +356,11 @@ def _fill_figure(
     for (facet, series, x), group in groups.items():
         best, settings = _best(recipe, group, layout.axes)
         metric = layout.metric or best[0]["metric"]
-        if by_epoch:
-            by_x = _epoch_scores(best, metric, history)
-        else:
-            by_x = {x: [score for row in best for score in _scores(row, metric, part)]}
+        by_x = _epoch_scores(best, metric, history) if by_epoch else {x: [_scores(row, metric, part) for row in best]}
         for at, scores in by_x.items():
             with error_context(f"{metric} by {name}"):
-                mean = _mean([score * layout.scale for score in scores])
-            points.append(Point(facet, series, at, metric, **mean, runs=len(scores), settings=settings))
+                score = _pooled(scores, layout.scale)
+            points.append(Point(facet, series, at, metric, settings=settings, **score))
     about = {} if layout.published is None else layout.published.model_dump(include={"source", "notes"})
     x_title = name if layout.x_title is None else layout.x_title
     return Curves(layout.title or f"Scores by {name}", part, x_title, points, layout.log_x, layout.scale, **about)
@@ -369,27 +387,39 @@ def _best(
     return best, {key: value for key, value in _coordinates(recipe, best[0]).items() if key in searched - shown}
 
 
-def _scores(row: SummaryRow, metric: str, part: str) -> list[float]:
+def _scores(row: SummaryRow, metric: str, part: str) -> _RunScores:
     """Return the scores of a row's runs in a metric, on the split `part`.
 
-    For the metric "parameters", return a list with the number of trained parameters alone.
+    For the metric "parameters", return the number of trained parameters once.
     """
     if metric == PARAMETERS:
-        return [float(row["parameters"])]
+        return [(None, float(row["parameters"]))]
     key = "score" if part == "validation" else "test"
     if metric != row["metric"]:
         key = metric if part == "validation" else f"test_{metric}"
-    return [run[key] for run in row["runs"]]
+    return [(run.get("repeat"), run[key]) for run in row["runs"]]
 
 
-def _epoch_scores(best: Sequence[SummaryRow], metric: str, history: Sequence[TableRow]) -> dict[int, list[float]]:
-    """Return epoch, in ascending order -> validation scores in a metric, of all runs of the `best` rows of results.
+def _epoch_scores(best: Sequence[SummaryRow], metric: str, history: Sequence[TableRow]) -> dict[int, list[_RunScores]]:
+    """Return epoch, in ascending order -> validation scores in a metric, for each of the `best` rows of results.
 
     The scores come from the rows of `history` (see `pivot`).
     """
-    names = {run["reader"] for row in best for run in row["runs"]}
-    scores: dict[int, list[float]] = {}
+    runs = {run["reader"]: (number, run.get("repeat")) for number, row in enumerate(best) for run in row["runs"]}
+    scores: dict[int, dict[int, _RunScores]] = {}  # epoch -> number of the row of results -> scores
     for row in history:
-        if row["reader"] in names:
-            scores.setdefault(int(row["epoch"]), []).append(row[metric])
-    return dict(sorted(scores.items()))
+        if row["reader"] in runs:
+            number, repeat = runs[row["reader"]]
+            scores.setdefault(int(row["epoch"]), {}).setdefault(number, []).append((repeat, row[metric]))
+    return {epoch: list(groups.values()) for epoch, groups in sorted(scores.items())}
+
+
+def _pooled(groups: Sequence[_RunScores], scale: float) -> PooledScore:
+    """Return the mean score, times `scale`, of a cell or point with these `groups` of runs, one group per task.
+
+    Raises ConfigError if one of several scores is NaN or infinite.
+    """
+    values: list[float] = []
+    for group in groups:
+        values += independent([score * scale for _, score in group], [repeat for repeat, _ in group])
+    return {**_mean(values), "runs": sum(map(len, groups)), "values": len(values)}

@@ -36,10 +36,13 @@ class Cell:
         row: Name of its row; `column` is the name of its column.
         mean: Mean score of the setting's runs, of all tasks in the cell.
         spread: Sample standard deviation; 0 for a single run.
-        interval: Half the width of the 95 % t interval; None for a single run.
+        interval: Half the width of the 95 % t interval; None for a single value.
         runs: Number of runs.
         settings: The chosen values of searched settings, and of "method" if the cell compares several; {} if the cell
             has several tasks.
+        values: Number of values that mean, spread and interval are over. It is smaller than `runs` if there are several
+            seeds and several subsamples: then each subsample has one value, the mean of its runs. None, in files of
+            earlier versions: each run has a value.
     """
 
     row: str
@@ -50,6 +53,7 @@ class Cell:
     interval: FiniteFloat | None
     runs: int
     settings: dict[str, object]
+    values: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,13 @@ class Point:
     interval: FiniteFloat | None
     runs: int
     settings: dict[str, object]
+    values: int | None = None
+
+
+def averaged(cell: Cell | Point) -> tuple[int, str]:
+    """Return how many values a cell or point averages, and what each of them stands for: a "run" or "subsample"."""
+    values = cell.runs if cell.values is None else cell.values
+    return values, "subsample" if values < cell.runs else "run"
 
 
 @dataclass(frozen=True)

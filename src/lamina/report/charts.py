@@ -145,8 +145,8 @@ def count_range(counts: Sequence[int]) -> str:
 def interval_remark(counts: Collection[int], noun: str, *, has_dots: bool) -> str:
     """Return the remark below a chart: what its points average, and which of them have an interval; "" if no points.
 
-    `counts` has for each point the number of runs or seeds that it averages. `noun` is "run" or "seed". With
-    `has_dots`, each run of a point without an interval is drawn as a dot.
+    `counts` has for each point the number of runs, seeds or subsamples that it averages. `noun` is "run", "seed" or
+    "subsample". With `has_dots`, each run of a point without an interval is drawn as a dot.
     """
     if not counts:
         return ""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lamina.errors import error_context
+from lamina.recipes.report_file import averaged
 from lamina.report.chart_files import checked_path, save_drawing
 from lamina.report.charts import DOT, INTERVAL_SEEDS, LAYER, RULE, Drawing, Mark, drawn_ends, in_order, interval_remark
 from lamina.tasks.label_cells import plain
-from lamina.train.results import summarise
+from lamina.train.results import independent, summarise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -147,9 +148,10 @@ def _over_training(rows: Rows, title: str) -> Drawing:
 
 
 def _runs(table: Rows) -> dict[str, Mark]:
-    """Return reader name -> the title of its panel ("reader") and its best epoch ("kept"), from the table of a run.
+    """Return reader name -> the title of its panel ("reader"), its best epoch ("kept") and its "repeat".
 
-    Only readers of the first setting of each task and method are included: the best setting of a grid.
+    `table` has the rows of results of a recipe's run. Only readers of the first setting of each task and
+    method, which is the best of a grid, are included.
     """
     runs: dict[str, Mark] = {}
     several, seen = len(in_order(table, "task")) > 1, set[tuple[str, str]]()
@@ -159,7 +161,7 @@ def _runs(table: Rows) -> dict[str, Mark]:
             settings = "".join(f", {name}={value}" for name, value in row["settings"].items())
             title = (f"{row['task']}: " if several else "") + row["method"] + settings
             for run in row["runs"]:
-                runs[run["reader"]] = {"reader": title, "kept": run.get("best_epoch")}
+                runs[run["reader"]] = {"reader": title, "kept": run.get("best_epoch"), "repeat": run.get("repeat")}
     return runs
 
 
@@ -192,19 +194,23 @@ def importance_over_training(
 def _means(rows: Rows, keys: tuple[str, ...]) -> list[Mark]:
     """Return one row per group of rows with equal values of `keys`: these, "seeds" (the count), and mean "importance".
 
-    A group of at least `INTERVAL_SEEDS` rows also gets "low" and "high": the ends of the 95 % t interval within 0 to 1.
-    Raises ConfigError, naming the group, if one of several importances is not finite.
+    With several subsamples and several seeds, the rows of each subsample ("repeat") are averaged first, the count is
+    that of the subsamples, and "over" is "subsample". From a count of `INTERVAL_SEEDS` on, a group also gets "low" and
+    "high": the ends of the 95 % t interval within 0 to 1. Raises ConfigError, naming the group, if one of several
+    importances is not finite.
     """
-    groups: dict[tuple[object, ...], list[float]] = {}
+    groups: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        groups.setdefault(tuple(row[key] for key in keys), []).append(float(row["importance"]))
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
     means: list[Mark] = []
-    for values_of_keys, importances in groups.items():
+    for values_of_keys, group in groups.items():
+        importances = [float(row["importance"]) for row in group]
         with error_context(", ".join(f"{key} {value}" for key, value in zip(keys, values_of_keys, strict=True))):
-            summary = summarise(importances)
+            summary = summarise(independent(importances, [row.get("repeat") for row in group]))
         half = summary.shown_interval
         ends = {} if half is None else {"low": max(0.0, summary.mean - half), "high": min(1.0, summary.mean + half)}
         counted: Mark = {"seeds": summary.count, "importance": summary.mean}
+        counted |= {"over": "subsample"} if summary.count < len(group) else {}
         means.append({**dict(zip(keys, values_of_keys, strict=True)), **counted, **ends})
     return means
 
@@ -235,16 +241,18 @@ def curve_rows(figure: Curves) -> list[Mark]:
 
 
 def run_marks(mark: Mark, cell: Cell | Point, scale: float) -> list[Mark]:
-    """Return `mark`, a row of a chart, with the mean of a cell's runs and, from three runs on, its 95 % interval.
+    """Return `mark`, a row of a chart, with the mean of a cell's runs and, from three values on, its 95 % interval.
 
-    If there are two runs, a row with the score of each follows, the lower first. `scale` is the factor by which the
-    scores were multiplied.
+    If the mean is of two values, a row with each of them follows, the lower first. A value is the score of a run or,
+    with several seeds and several subsamples, the mean of a subsample's runs ("over" is then "subsample"). `scale` is
+    the factor by which the scores were multiplied.
     """
-    mark = {**mark, "value": cell.mean, "seeds": cell.runs}
-    if cell.interval is not None and cell.runs >= INTERVAL_SEEDS:
+    count, noun = averaged(cell)
+    mark = {**mark, "value": cell.mean, "seeds": count, **({} if noun == "run" else {"over": noun})}
+    if cell.interval is not None and count >= INTERVAL_SEEDS:
         mark["low"], mark["high"] = drawn_ends(cell.mean, cell.interval, [cell.metric], scale)
     half = cell.spread / 2**0.5  # two values a and b have the sample standard deviation |a - b| / sqrt(2)
-    values = (cell.mean - half, cell.mean + half) if cell.runs == 2 else ()
+    values = (cell.mean - half, cell.mean + half) if count == 2 else ()
     return [mark, *({**mark, "value": value, "mark": DOT} for value in values)]
 
 
@@ -281,10 +289,14 @@ def times(scale: float) -> str:
 def runs_remark(rows: Rows) -> str:
     """Return the remark below a chart: how many runs its points average, and which have intervals; "" if no `rows`.
 
-    "seeds" of each row of the chart is the number of runs of its point.
+    "seeds" of each row of the chart is the number of runs of its point; or of subsamples, if "over" says so.
     """
-    has_dots = any(row.get("mark") == DOT for row in rows)
-    remark = interval_remark({row["seeds"] for row in rows}, "run", has_dots=has_dots)
+    remarks: list[str] = []
+    for noun in ("run", "subsample"):
+        group = [row for row in rows if row.get("over", "run") == noun]
+        has_dots = any(row.get("mark") == DOT for row in group)
+        remarks.append(interval_remark({row["seeds"] for row in group}, noun, has_dots=has_dots))
+    remark = "; ".join(filter(None, remarks))
     return remark[:1].upper() + remark[1:]
 
 

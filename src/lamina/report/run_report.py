@@ -11,7 +11,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from lamina.errors import ConfigError, check_known, convert_errors
 from lamina.recipes.monitor_keys import rates_text
-from lamina.recipes.report_file import LATEX, MARKDOWN, REPORT, read_report_file, write_report_file
+from lamina.recipes.report_file import LATEX, MARKDOWN, REPORT, averaged, read_report_file, write_report_file
 from lamina.recipes.table_layouts import PARAMETERS
 from lamina.report.charts import count_range
 from lamina.report.importance_charts import draw_curves, draw_importances, times
@@ -86,9 +86,13 @@ def remarks(table: PivotTable) -> list[str]:
     What the table does not have is left out. A table of parameter counts names no split.
     """
     part = "Test" if table.part == "test" else "Validation"
-    counts = sorted({cell.runs for cell in table.cells})
     has_intervals = any(cell.interval is not None for cell in table.cells)
-    intervals = f"; ± is half a 95 % interval over {count_range(counts)} runs" if has_intervals else ""
+    by_noun: dict[str, set[int]] = {}
+    for count, noun in (averaged(cell) for cell in table.cells if cell.metric != PARAMETERS):
+        by_noun.setdefault(noun, set()).add(count)
+    counts = [f"{count_range(sorted(by_noun[noun]))} {noun}s" for noun in ("run", "subsample") if noun in by_noun]
+    first = " (the runs of each are averaged first)" if "subsample" in by_noun else ""
+    intervals = f"; ± is half a 95 % interval over {' or '.join(counts)}{first}" if has_intervals else ""
     counted = bool(table.cells) and all(cell.metric == PARAMETERS for cell in table.cells)
     sentences = [
         f"Trained parameters{times(table.scale)}." if counted else f"{part} scores{times(table.scale)}{intervals}."

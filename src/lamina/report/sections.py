@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias, final
 from lamina.cells.run_cells import FAILURES
 from lamina.errors import convert_errors
 from lamina.recipes.monitor_keys import rates_text
-from lamina.recipes.paper_tables import plus_minus, word_of
+from lamina.recipes.paper_tables import plus_minus, subsample_count, word_of
 from lamina.recipes.report_file import read_report_file
 from lamina.report.charts import Drawing, Mark
 from lamina.report.importance_charts import curves_drawing, importance_drawings, run_marks, runs_remark, times
@@ -25,7 +25,7 @@ from lamina.report.run_report import (
     remarks,
 )
 from lamina.store.files import damaged, read_json
-from lamina.train.results import INTERVAL_SEEDS, sort_key, summarise
+from lamina.train.results import INTERVAL_SEEDS, independent, sort_key, summarise
 from lamina.utils import no_pipe, parse_json, pluralize
 
 if TYPE_CHECKING:
@@ -229,23 +229,24 @@ def _conclusions(table: Sequence[SummaryRow]) -> list[str]:
 def _conclusion(task: str, ranked: Sequence[SummaryRow]) -> str:
     """Return a sentence that compares the two best methods of a task, or says what its only method reaches.
 
-    Methods are compared by the 95 % interval of the score difference between runs with equal seeds; with fewer than
-    three such pairs, the sentence says that they show nothing. `ranked` holds the row of each method's best setting,
-    best method first.
+    Methods are compared by the 95 % interval of the score difference between runs with equal seeds. With several seeds
+    and several subsamples, the differences of a subsample are averaged first. With fewer than three differences, the
+    sentence says that they show nothing. `ranked` holds the row of each method's best setting, best method first.
     """
     first = ranked[0]
     if len(ranked) == 1:
-        runs = pluralize(len(first["runs"]), "run")
-        return f"{task}: {_method_name(first)} reaches {first['metric']} {plus_minus(first)} over {runs}."
+        return f"{task}: {_method_name(first)} reaches {first['metric']} {plus_minus(first)} over {_run_count(first)}."
     second = ranked[1]
     scores = [{(run.get("seed"), run.get("repeat")): run["score"] for run in row["runs"]} for row in (first, second)]
-    pairs = [(score, scores[1][key]) for key, score in scores[0].items() if key in scores[1]]
+    shared = [key for key in scores[0] if key in scores[1]]
+    differences = independent([scores[0][key] - scores[1][key] for key in shared], [repeat for _, repeat in shared])
     better, other = _method_name(first), _method_name(second)
     measured = f"{first['metric']} {plus_minus(first)} against {plus_minus(second)} over {_run_counts(first, second)}"
-    if len(pairs) < INTERVAL_SEEDS:
-        few = f"fewer than {INTERVAL_SEEDS} shared seeds cannot show whether"
+    if len(differences) < INTERVAL_SEEDS:
+        what = "seeds" if len(differences) == len(shared) else "subsamples"
+        few = f"fewer than {INTERVAL_SEEDS} shared {what} cannot show whether"
         return f"{task}: {few} {better} is better than {other}: {measured}."
-    difference = summarise([score - compared for score, compared in pairs])
+    difference = summarise(differences)
     low, high = (difference.mean + sign * (difference.interval or 0.0) for sign in (-1, 1))
     interval = f"95 % interval of the difference {low:+.3f} to {high:+.3f}"
     # The methods are ranked by means over all seeds. Over the shared seeds alone, the second may be the better one.
@@ -260,9 +261,16 @@ def _method_name(row: SummaryRow) -> str:
 
 
 def _run_counts(first: SummaryRow, second: SummaryRow) -> str:
-    counts = [len(row["runs"]) for row in (first, second)]
-    last = pluralize(counts[1], "run")
-    return f"{last} each" if counts[0] == counts[1] else f"{counts[0]} and {last}"
+    counts = [_run_count(row) for row in (first, second)]
+    if counts[0] == counts[1]:
+        return f"{counts[0]} each"
+    return f"{counts[0] if subsample_count(first) else len(first['runs'])} and {counts[1]}"
+
+
+def _run_count(row: SummaryRow) -> str:
+    """Return the number of a row's runs as text; and of its subsamples, if the row's interval is over them."""
+    runs, subsamples = pluralize(len(row["runs"]), "run"), subsample_count(row)
+    return f"{runs} on {pluralize(subsamples, 'subsample')}" if subsamples else runs
 
 
 def _bars(table: PivotTable, word: str) -> Drawing:

@@ -194,6 +194,24 @@ def half_interval(count: Number, spread: Number, confidence: float = 0.95) -> Nu
     return stdtrit(count - 1, (1 + confidence) / 2) * spread / count**0.5
 
 
+def independent(values: Sequence[float], repeats: Sequence[object]) -> list[float]:
+    """Return the values of runs as `summarise` needs them: none of them shares its subsample with another.
+
+    If there are several repeats, and some have several runs (one per seed), the runs of each repeat are averaged.
+    Otherwise the values are returned as they are.
+
+    Args:
+        values: One value per run of one task, method and setting.
+        repeats: For each run, the repeat whose subsample it was trained on; None for a run on all rows.
+    """
+    groups: dict[object, list[float]] = {}
+    for value, repeat in zip(values, repeats, strict=True):
+        groups.setdefault(repeat, []).append(value)
+    if 1 < len(groups) < len(values):
+        return [sum(group) / len(group) for group in groups.values()]
+    return list(values)
+
+
 def summarise(values: Sequence[float], *, confidence: float = 0.95) -> Summary:
     """Summarise the values of independent runs by their mean, spread and confidence interval.
 

@@ -12,7 +12,7 @@ from tests.support.portions import one_in
 
 from lamina.errors import ConfigError, StoreError, UnknownNameError
 from lamina.recipes.expand import expand_recipe
-from lamina.recipes.paper_tables import check_one_metric, pivot, summaries
+from lamina.recipes.paper_tables import check_one_metric, notes, pivot, summaries
 from lamina.recipes.report_file import (
     REPORT,
     Cell,
@@ -24,6 +24,8 @@ from lamina.recipes.report_file import (
     write_report_file,
 )
 from lamina.recipes.schema import Recipe, load_recipe, parse_recipe
+from lamina.report.importance_charts import curves_drawing
+from lamina.report.run_report import remarks
 from lamina.train.results import summarise
 
 
@@ -224,6 +226,54 @@ def test_a_curve_over_epochs_is_that_of_the_best_setting():
     (curves,) = report(recipe, table, history).figures
     found = [(point.series, point.x, round(point.mean, 6), point.runs) for point in curves.points]
     assert found == [("plain", 1, 0.21, 2), ("plain", 2, 0.42, 2), ("new", 1, 0.81, 2), ("new", 2, 1.62, 2)]
+
+
+def test_with_seeds_and_subsamples_the_interval_is_over_the_subsamples():
+    task = {"preset": "cola", "subsample": {"rows": 8, "repeats": 3}, "readers": {"a": {"fusion": "mean"}}}
+    specs = expand_recipe(parse_recipe({"model": "m", "seeds": [0, 1], "tasks": {"cola": task}}), {})
+    shared = {"task": "cola", "metric": "mcc", "best_epoch": 1, "parameters": 7}
+    scored = zip(specs.values(), [0.1, 0.5, 0.9, 0.3, 0.5, 0.7], strict=True)
+    ran = [{"reader": spec.name, **spec.settings, **shared, "score": score} for spec, score in scored]
+    (row,) = table = summaries(ran, specs, {"cola": ["mcc"]})
+    expected = summarise([0.2, 0.5, 0.8])
+    assert (row["mean"], row["spread"], row["interval"]) == pytest.approx(
+        (expected.mean, expected.spread, expected.interval)
+    )
+    assert len(row["runs"]) == 6
+    first = "the runs of a subsample, one per seed, are averaged first"
+    assert notes(table) == [f"The mean, spread and ± of cola are over subsamples: {first}."]
+    one_seed = dict(list(specs.items())[:3])
+    (row,) = table = summaries(ran[:3], one_seed, {"cola": ["mcc"]})
+    assert (row["interval"], notes(table)) == (summarise([0.1, 0.5, 0.9]).interval, [])
+
+
+def test_cells_and_points_average_the_seeds_of_each_subsample():
+    scores, repeats = [0.1, 0.5, 0.9, 0.3, 0.5, 0.7], [0, 1, 2, 0, 1, 2]
+    table = [
+        summary("sst2", "plain", {"learning_rate": 0.1}, scores, repeat=repeats),
+        summary("mrpc", "plain", {"learning_rate": 0.1}, [0.4, 0.6]),  # two seeds with all rows
+    ]
+    history = [{"reader": run["reader"], "epoch": 1, "accuracy": run["score"]} for row in table for run in row["runs"]]
+    both = {"task": {"sst2": "both", "mrpc": "both"}}
+    shown = [{"rows": "method", "metrics": ["accuracy", "parameters"]}, {"columns": both, "metrics": ["accuracy"]}]
+    curves = [{"x": "learning_rate", "series": "task"}, {"x": "epoch", "metric": "accuracy", "series": both}]
+    found = report(made(shown, curves), table, history)
+    sampled, pooled = summarise([0.2, 0.5, 0.8]), summarise([0.2, 0.5, 0.8, 0.4, 0.6])
+    cells = {(cell.column, cell.metric): cell for cell in found.tables[0].cells}
+    (together,) = found.tables[1].cells
+    (over_epochs,) = found.figures[1].points
+    point = found.figures[0].points[0]
+    for one, expected, runs in ((cells["sst2, accuracy", "accuracy"], sampled, 6), (point, sampled, 6)):
+        assert (one.mean, one.interval) == pytest.approx((expected.mean, expected.interval))
+        assert (one.runs, one.values) == (runs, 3)
+    for one in (together, over_epochs):
+        assert (one.mean, one.spread, one.interval) == pytest.approx((pooled.mean, pooled.spread, pooled.interval))
+        assert (one.runs, one.values) == (8, 5)
+    assert [(cell.runs, cell.values) for cell in cells.values()] == [(6, 3), (1, 1), (2, 2), (1, 1)]
+    told = "over 2 runs or 3 subsamples (the runs of each are averaged first)."
+    assert remarks(found.tables[0])[0] == f"Validation scores; ± is half a 95 % interval {told}"
+    remark = "Mean of 2 runs; each dot is a run, and fewer than 3 give no interval; mean of 3 subsamples, with its 95 %"
+    assert curves_drawing(found.figures[0]).remark == f"{remark} confidence interval"
 
 
 # report.json

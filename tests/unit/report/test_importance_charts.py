@@ -111,6 +111,20 @@ def test_runs_of_one_reader_are_their_mean_with_a_band(tmp_path: Path):
     assert drawn(importance_over_training(of_one, tmp_path / "a.svg"))[1:] == (3, 3)
 
 
+def test_seeds_of_one_subsample_are_averaged_before_the_band():
+    repeats = {"a-0-0": 0, "a-0-1": 1, "a-0-2": 2, "a-1-0": 0, "a-1-1": 1, "a-1-2": 2}
+    tilts = dict(zip(repeats, (0.0, 0.03, 0.09, 0.02, 0.05, 0.05), strict=True))
+    row = table_row("cola", "Ada", dict.fromkeys(repeats, 2))
+    row["runs"] = [{**run, "repeat": repeats[run["reader"]]} for run in row["runs"]]
+    drawings = importance_drawings([row for run, tilt in tilts.items() for row in shares(run, tilt)], [row])
+    assert {drawing.remark for drawing in drawings.values()} == {
+        "Mean of 3 subsamples, with its 95 % confidence interval"
+    }
+    (last,) = (row for row in drawings[TRAINING].rows if (row["x"], row["colour"]) == (2, 2))
+    expected = summarise([1 / 3 + 0.16 + tilt for tilt in (0.01, 0.04, 0.07)])
+    assert (last["value"], last["high"] - last["value"]) == pytest.approx((expected.mean, expected.interval))
+
+
 # A recipe's run
 
 

@@ -58,6 +58,34 @@ def test_a_lead_that_may_be_chance_is_none(tmp_path: Path):
     assert said.startswith(told)
 
 
+def on_subsamples(method: str, scores: list[float], subsamples: int) -> dict[str, Any]:
+    """A row of `table.json` with several seeds per subsample."""
+    sampled = row(method, scores)
+    for number, run in enumerate(sampled["runs"]):
+        run["repeat"] = number % subsamples
+    return sampled
+
+
+def test_seeds_of_one_subsample_count_once(tmp_path: Path):
+    leads = [0.10, 0.00, 0.02, 0.12, 0.02, 0.04]  # large on the first of three subsamples
+    rows = [on_subsamples("a", [0.5 + lead for lead in leads], 3), on_subsamples("b", [0.5] * 6, 3)]
+    (said,) = run_section(written(tmp_path / "run", *rows), "run").conclusions
+    low, high = (f"{end:+.3f}" for end in interval_ends([0.11, 0.01, 0.03]))
+    assert said.startswith("film: a is no better than b, as far as these runs can tell: accuracy 0.550 ±")
+    assert said.endswith(f"over 6 runs on 3 subsamples each; 95 % interval of the difference {low} to {high}.")
+    rows = [on_subsamples("a", [0.6] * 6, 2), on_subsamples("b", [0.5] * 6, 2)]
+    (said,) = run_section(written(tmp_path / "two", *rows), "run").conclusions
+    assert said.startswith("film: fewer than 3 shared subsamples cannot show whether a is better than b:")
+    (said,) = run_section(written(tmp_path / "one", rows[0]), "run").conclusions
+    assert said.endswith("over 6 runs on 2 subsamples.")
+
+
+def interval_ends(values: list[float]) -> tuple[float, float]:
+    found = summarise(values)
+    assert found.interval is not None
+    return found.mean - found.interval, found.mean + found.interval
+
+
 def test_a_lead_with_other_seeds_is_none(tmp_path: Path):
     rows = row("a", [0.5, 0.5, 0.5, 0.99, 0.99, 0.99]), row("b", [0.7, 0.7, 0.7])
     (said,) = run_section(written(tmp_path / "run", *rows), "run").conclusions

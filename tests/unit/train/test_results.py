@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from lamina.errors import ConfigError
 from lamina.tasks.metrics import score_numbers
-from lamina.train.results import IMPORTANCES, FitResult, sort_key, sorted_rows, summarise, write_parquet
+from lamina.train.results import IMPORTANCES, FitResult, independent, sort_key, sorted_rows, summarise, write_parquet
 from lamina.utils import write_text
 
 
@@ -106,6 +106,14 @@ def test_five_values_by_hand():
 @pytest.mark.parametrize(("confidence", "quantile"), [(0.95, 12.7062), (0.9, 6.3138), (0.99, 63.6567)])
 def test_two_values_at_several_confidences(confidence: float, quantile: float):
     assert summarise([0.0, 2.0], confidence=confidence).interval == pytest.approx(quantile, rel=1e-4)
+
+
+def test_runs_of_one_subsample_are_averaged_before_the_interval():
+    scores, repeats = [0.1, 0.5, 0.3, 0.7], [0, 1, 0, 1]  # two seeds for each of two subsamples
+    assert independent(scores, repeats) == pytest.approx([0.2, 0.6])
+    assert independent(scores, [0, 1, 2, 3]) == scores  # one seed
+    assert independent(scores, [None] * 4) == independent(scores, [0] * 4) == scores  # no subsample, or a single one
+    assert independent(scores[:3], repeats[:3]) == pytest.approx([0.2, 0.5])  # a run is missing
 
 
 def test_many_values_come_near_the_normal_distribution():
