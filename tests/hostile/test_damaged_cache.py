@@ -21,7 +21,7 @@ from lamina.errors import CacheError
 ROWS = Rows([[2, 5, 7, 3], [2, 6, 3], [2, 8, 9, 10, 3]])
 FORGED: dict[str, Any] = {
     "states_dtype": "int8", "files": [], "layers": {"main": [-1]}, "rows": -3, "widths": {"main": 1 << 60},
-    "format": "3", "checksums": None, "made": "now", "model": {"a": 1},
+    "format": "4", "checksums": None, "made": "now", "model": {"a": 1},
 }  # fmt: skip
 
 

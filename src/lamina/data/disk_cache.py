@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 # What the states of an entry depend on, and facts about its files, as `index.json` holds them: name -> JSON value.
 Facts: TypeAlias = JSONObject
 
-FORMAT = 3  # version of the format of an entry's files
+FORMAT = 4  # version of the format of an entry's files
 INDEX = "index.json"
 GIB = 2**30
 _CHECKSUM = "checksum"  # key of the index: the checksum of all other keys

@@ -29,7 +29,7 @@ from torch import Tensor
 from lamina.bank.stack_pass import real_tokens
 from lamina.data.disk_cache import FORMAT, cache_folder, check_room, claim, disk_errors, entries, publish, read_entry
 from lamina.errors import CacheError
-from lamina.layers.base_facts import hash_settings
+from lamina.layers.base_facts import StackSettings
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.hooks import token_mask
 from lamina.layers.types import tokenizer_of
@@ -487,7 +487,7 @@ class _Entry:
         self.facts: Facts = {
             "format": FORMAT,
             "fingerprints": {name: fingerprints[name] for name in layers},
-            "settings": hash_settings(bank.model),
+            "settings": {name: StackSettings.of(bank.model, bank.stacks[name]).digest for name in layers},
             "processor": hash_processor(bank.processor),
             "inputs": inputs.content_digest() if isinstance(inputs, FramedInputs) else inputs.digest,
             "precision": self.settings.precision,

@@ -30,13 +30,14 @@ _NOTES = frozenset(
         *("return_dict", "use_return_dict", "output_hidden_states", "output_attentions", "use_cache", "torchscript"),
         *("gradient_checkpointing", "chunk_size_feed_forward", "keys_to_ignore_at_inference"),
         *("return_dict_in_generate", "output_scores"),
+        "pad_token_id",  # a classifier's config gets the tokenizer's; modules that compute with one keep it
     }
 )
 # Settings of a config on which no hidden state depends in eval mode. All others count. The names of special tokens are
 # among them because modules that compute with one, as RoBERTa does for positions, keep it as an attribute.
 UNRELATED = _NOTES | frozenset(
     {
-        *("model_type", "task_specific_params", "prefix", "pad_token_id", "bos_token_id", "eos_token_id"),
+        *("model_type", "task_specific_params", "prefix", "bos_token_id", "eos_token_id"),
         *("sep_token_id", "cls_token_id", "forced_bos_token_id", "forced_eos_token_id", "tie_word_embeddings"),
         *("is_encoder_decoder", "tie_encoder_decoder", "add_pooling_layer", "classifier_activation", "max_length"),
         *("min_length", "num_beams", "do_sample", "early_stopping", "no_repeat_ngram_size", "length_penalty"),
@@ -51,9 +52,10 @@ UNRELATED = _NOTES | frozenset(
 _UNRELATED = re.compile(
     r"^_|(?<!token_)drop(?!ping)|^init(?!ial_prior)|^mask_(time|feature)_|^classif|^summary_|attn_implementation|experts_implementation|_cached$"
 )
-# Names of settings that change nothing beyond rounding; and of attributes that passes set (BigBird, RWKV).
+# Names of settings that change nothing beyond rounding; and of attributes and modules that passes set or replace.
 _KERNELS = re.compile(r"^_|attn_implementation|experts_implementation|_cached$")
-_RUNNING = re.compile(rf"{_KERNELS.pattern}|^attention_type$|^layers_are_rescaled$")
+_RUNNING = re.compile(rf"{_KERNELS.pattern}|^attention_type$|^layers_are_rescaled$|^input_dtype$")
+_REPLACED = re.compile(r"^BigBird\w*Attention$")
 # Earlier versions took token dropout and initial priors for such names too, so their banks lack them.
 EARLIER_UNRELATED = re.compile(rf"{_UNRELATED.pattern}|drop|^init")
 _MODES = frozenset({"training", "gradient_checkpointing", "name_or_path", "p"})  # of modules; `p` is dropout's
@@ -73,6 +75,11 @@ class StackSettings:
     config: JSONObject
     modules: dict[str, str]
 
+    @property
+    def digest(self) -> str:
+        """A hash of the settings."""
+        return hashlib.sha256(json.dumps([self.config, self.modules], sort_keys=True).encode()).hexdigest()
+
     @classmethod
     def of(cls, model: nn.Module, stack: LayerStack, unrelated: re.Pattern[str] = _UNRELATED) -> StackSettings:
         """Return the present settings of a stack; for `unrelated` see `settings_of` and `module_facts`."""
@@ -81,14 +88,16 @@ class StackSettings:
 
 
 def hash_settings(model: nn.Module) -> str:
-    """Return a hash of all settings, beside weights, on which results of a model or of its training may depend.
+    """Return a hash of a model's settings, beside weights, on which its results or its training may depend.
 
     A run that stopped may only go on with a model that has the same hash. The settings are those of the config and of
-    generation, and the classes and settings of all modules.
+    generation, and the classes and settings of all modules. Settings of adapters are part of `fingerprint_of`.
     """
     configs = [getattr(model, name, None) for name in ("config", "generation_config")]
     facts: list[object] = [_related(_plain(config), _KERNELS, _NOTES) for config in configs if config is not None]
-    facts += [f"{type(module).__name__} {_attributes(module, _RUNNING)}" for module in model.modules()]
+    replaced = {p for m in model.modules() if _REPLACED.search(type(m).__name__) for p in m.modules()}
+    modules = (module for module in model.modules() if module not in replaced)
+    facts += [f"{type(module).__name__} {_attributes(module, _RUNNING)}" for module in modules]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

@@ -181,12 +181,14 @@ def calibrate(  # noqa: PLR0913
 
 
 def _warn_of_alike(task: Task, split: str, positive: Sequence[bool | None]) -> None:
-    """Log a warning if negative texts look alike (see `look`), or if pairs of them have first texts that look alike."""
+    """Log a warning if negative texts, or the first texts of pairs, or the prompts of chats look alike (see `look`)."""
     texts = [text for text, flag in zip(task.split(split).texts, positive, strict=True) if flag is False]
     pairs = any(isinstance(text, tuple | list) for text in texts)
-    count = len({look(str(text[0] if pairs else text)) for text in texts})
+    prompts = [getattr(text, "messages", [""])[:-1] or (text[0] if pairs else text) for text in texts]
+    count = len({look(str(prompt)) for prompt in prompts})
     if count < len(texts):
-        came = f"the {len(texts)} negative texts have only {count} different {'first texts' if pairs else 'contents'}"
+        what = "first texts" if pairs else "contents or prompts"
+        came = f"the {len(texts)} negative texts have only {count} different {what}"
         logger.warning("calibrate: %s; the guarantee holds for independent texts. Keep one of each.", came)
 
 

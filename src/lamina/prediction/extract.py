@@ -21,7 +21,7 @@ from lamina.data.read import Table, read_table
 from lamina.editing.record import location_of
 from lamina.errors import ConfigError, DataError, StoreError, check_known
 from lamina.layers import LayerStack, select
-from lamina.layers.base_facts import hash_settings
+from lamina.layers.base_facts import StackSettings
 from lamina.layers.discovery import pick_stack
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.preserve import preserve_training
@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 
 PLAN, LENGTHS, TABLE = "extract.json", "lengths.npy", "rows.jsonl"
 _FILE_BYTES = 1 << 28  # size of one file of states: a killed run loses the work for at most one file
-_PLAN_FORMAT = 1  # version of the content of PLAN
+_PLAN_FORMAT = 2  # version of the content of PLAN
 _DTYPES = ("float16", "float32")
 
 
@@ -208,7 +208,7 @@ class _Plan:
         return {
             "format": _PLAN_FORMAT,
             "fingerprint": fingerprint_of(self.stack),
-            "settings": hash_settings(self.bank.model),
+            "settings": StackSettings.of(self.bank.model, self.stack).digest,
             "texts": self.inputs.digest,
             "stack": self.stack.name,
             "layers": list(self.layers),

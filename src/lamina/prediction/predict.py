@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from lamina.bank import ReaderBank, ReaderModule
-from lamina.bank.reader import warn_of_untrained
+from lamina.bank.reader import MONITORS, WATCHES, warn_of_untrained
 from lamina.data.continuations import reads_replies_apart
 from lamina.data.encode import Windows
 from lamina.data.state_cache import hash_processor
@@ -296,7 +296,10 @@ class Predictor:
         They are those of the model and of each reader, such as its labels, and what training and calibration found.
         """
         base = hash_settings(self._runner.base)
-        facts = [(name, reader_settings(reader.config), reader.info) for name, reader in self.readers.items()]
+        facts: list[object] = []
+        for name, reader in self.readers.items():
+            learnt = {key: value for key, value in reader.info.items() if key not in (MONITORS, WATCHES)}
+            facts.append((name, {**reader_settings(reader.config), "stack": reader.stack}, learnt))
         learnt = {} if self.readers else {name: self._runner.info(name) for name in self.names}
         outline = self._whole and (self._whole.kind.name, self._whole.problem_type, self._whole.labels)
         parts = [base, facts, learnt, outline]

@@ -174,7 +174,7 @@ def tied(values: Mapping[Key, float], value: float, spec: str) -> list[Key]:
 
     A sentence that names the best of several layers names all of them, so that chance does not pick the winner.
     """
-    return [key for key, other in values.items() if f"{other:{spec}}" == f"{value:{spec}}"]
+    return [key for key, other in values.items() if f"{other:z{spec}}" == f"{value:z{spec}}"]  # z: no "-0.000"
 
 
 def half_interval(count: Number, spread: Number, confidence: float = 0.95) -> Number:

@@ -105,10 +105,6 @@ def longer_answers(model: Any) -> None:
     model.generation_config.max_new_tokens = 7
 
 
-def other_padding(model: Any) -> None:
-    model.config.pad_token_id = 3  # GPT-2's classifier reads the token before it
-
-
 def more_dropout(model: Any) -> None:
     model.config.attn_pdrop = 0.5  # which changes what training learns
 
@@ -121,14 +117,16 @@ def scaled_head(model: Any) -> None:
     model.lm_head.scale = 2.0
 
 
-@pytest.mark.parametrize("change", [longer_answers, other_padding, more_dropout, other_norm, scaled_head])
+@pytest.mark.parametrize("change", [longer_answers, more_dropout, other_norm, scaled_head])
 def test_a_run_goes_on_only_with_a_model_of_the_same_settings(change: Callable[[Any], None]):
     before = hash_settings(model := FAMILIES["gpt2-CausalLM"].build())
     change(model)
     assert hash_settings(model) != before
 
 
-@pytest.mark.parametrize("name", ["gpt2-CausalLM", "bert-SequenceClassification", "rwkv", "t5-Seq2SeqLM"])
+@pytest.mark.parametrize(
+    "name", ["big_bird", "rwkv", *one_in(12, [n for n, own in FAMILIES.items() if not own.refused])]
+)
 def test_passes_training_and_notes_are_no_change_of_settings(name: str):
     model = FAMILIES[name].build()
     before = hash_settings(model)

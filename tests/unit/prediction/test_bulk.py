@@ -18,12 +18,15 @@ from pyarrow import parquet
 from tests.support.deaths import forked
 from tests.support.finetuned import bert, drawn, image_processor, shades, t5, t5_tokenizer, vit
 from tests.support.portions import one_in
-from tests.support.training import names, reader, smoothed, tiny_bank, tiny_tokenizer, yes_no
+from tests.support.training import names, reader, smoothed, tiny_bank, tiny_model, tiny_tokenizer, yes_no
+from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from lamina import ReaderBank, predict, predict_file
 from lamina.data.read import read_chunks
 from lamina.errors import BaseMismatchError, ConfigError, DataError, StoreError
 from lamina.prediction import bulk, file_columns
+from lamina.store import save_bank
+from lamina.train.options import PassOptions
 
 TEXTS = [f"anna was in paris {'and oslo ' * (row % 5)}" for row in range(23)]
 
@@ -328,6 +331,27 @@ def test_what_another_run_left_is_not_gone_on_with(tmp_path: Path, monkeypatch: 
         run(bank(), source, output)
     assert run(bank(), source, output, readers=["mood"], resume=False).rows == 23
     assert list(rows(output)[0]["readers"]) == ["mood"]
+
+
+def test_a_bank_that_was_loaded_goes_on_with_what_it_began_in_memory(tmp_path: Path):
+    """The stack of a reader is None in memory and named in a file; padding and kept monitors change no answer."""
+    made = bank()
+    before = bulk.Predictor(made, PassOptions.checked("predict")).settings_digest()
+    predict(made, ["anna", "the film is good"])
+    save_bank(made, tmp_path / "bank")
+    loaded = ReaderBank.from_pretrained(tmp_path / "bank", tiny_model())
+    loaded["mood"].info["monitors"] = {"flag": {}}
+    assert bulk.Predictor(loaded, PassOptions.checked("predict")).settings_digest() == before
+
+
+def test_a_classifier_without_padding_is_the_same_after_a_pass(tmp_path: Path):
+    config = GPT2Config(vocab_size=len(tiny_tokenizer()), n_embd=16, n_layer=2, n_head=2, num_labels=2)
+    model = GPT2ForSequenceClassification(config).eval()
+    options = {"processor": tiny_tokenizer(), "kind": "sequence_classification"}
+    before = bulk.Predictor(model, PassOptions.checked("predict"), **options).settings_digest()
+    predict(model, ["anna", "the film is good"], **options)
+    assert model.config.pad_token_id is not None
+    assert bulk.Predictor(model, PassOptions.checked("predict"), **options).settings_digest() == before
 
 
 def test_a_run_that_ended_at_its_first_row_leaves_nothing(tmp_path: Path):

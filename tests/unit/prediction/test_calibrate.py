@@ -257,7 +257,9 @@ def test_equal_highest_scores_that_use_up_less_than_half_of_the_rate_are_named(
     found = calibrate(bank, monitor, task, store=False, **{"false_positive_rate": 0.05, **options}).calibration
     assert found is not None
     assert found.false_positive_rate == 1 / 99
-    assert ("the 99 negative texts have only 3 different contents" in caplog.text) is ("guarantee" in options)
+    assert ("the 99 negative texts have only 3 different contents or prompts" in caplog.text) is (
+        "guarantee" in options
+    )
     told = [record.getMessage() for record in caplog.records if "same highest score" in record.getMessage()]
     assert "flags 1 of 99 negative texts, and the rate allows at least 3. 90 texts" in told[0]
     calibrate(bank, monitor, task, store=False, false_positive_rate=0.011)

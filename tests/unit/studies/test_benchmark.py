@@ -477,6 +477,14 @@ def curves(scores: dict[float, dict[str, float]]) -> Study:
     return benchmark_study(frame.assign(seconds=1.0, bytes=4), {})
 
 
+def test_a_method_without_scores_at_a_point_leaves_no_set_for_curves():
+    table = [("easy", 16, "a", 0.9), ("easy", 16, "b", 0.8), ("easy", 64, "a", 0.95)]
+    frame = pd.DataFrame(table, columns=["set", "point", "method", "score"]).assign(seed=None, seconds=1.0, bytes=4)
+    study = benchmark_study(frame, {})
+    assert not study.figures
+    assert not study.table["measure"].str.startswith("shared").any()
+
+
 @pytest.mark.parametrize(
     ("few", "many", "curve", "left_out"),
     [

@@ -11,8 +11,22 @@ from pyarrow import parquet
 
 from lamina.errors import ConfigError
 from lamina.tasks.metrics import score_numbers
-from lamina.train.results import IMPORTANCES, FitResult, independent, sort_key, sorted_rows, summarise, write_parquet
+from lamina.train.results import (
+    IMPORTANCES,
+    FitResult,
+    independent,
+    sort_key,
+    sorted_rows,
+    summarise,
+    tied,
+    write_parquet,
+)
 from lamina.utils import write_text
+
+
+def test_values_that_are_shown_alike_are_tied_whatever_their_sign():
+    assert tied({1: -0.0002, 2: 0.0001, 3: 0.5}, -0.0002, ".3f") == [1, 2]
+    assert tied({1: 4, 2: 5, 3: 4}, 4, ".0f") == [1, 3]
 
 
 def test_rows_best_first_task_by_task():

@@ -350,8 +350,9 @@ def _scores(part: Frame) -> dict[str, np.ndarray]:
 
 def _sets_at_every_point(scored: Frame) -> list[str]:
     """Return the data sets for which every method has a score at every point (see `_points`)."""
-    wide = scored.assign(seed=scored["seed"].fillna(-1)).pivot_table("score", ["point", "method", "seed"], "set")
-    return [str(name) for name in wide.dropna(axis=1).columns]
+    wide = scored.assign(seed=scored["seed"].fillna(-1)).pivot_table("score", ["method", "seed"], ["set", "point"])
+    complete = wide.notna().all().unstack(fill_value=False).all(axis=1)  # False at a point without any score
+    return [str(name) for name in complete[complete].index]
 
 
 def _curves(scored: Frame) -> list[Row]:

@@ -269,7 +269,7 @@ class _ErrorAnalysis:
             wrong[layer] = counts[:, 0] < counts[:, 1]
         counts = {layer: int(rows.sum()) for layer, rows in wrong.items()}
         fewest = min(counts.values())
-        best = tied(counts, fewest, "d")
+        best = tied(counts, fewest, ".0f")
         total, everywhere = len(self._truths), int(np.all(list(wrong.values()), axis=0).sum())
         who = f"layer {best[0]} answers" if len(best) == 1 else f"layers {ranges(sorted(best))} answer"
         each = " each" * (len(best) > 1)
