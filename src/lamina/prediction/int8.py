@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lamina.tasks.task import Task
 
 _OP = "export"
+_RUNTIME = "com.microsoft"  # the domain of ONNX Runtime's own operators
 
 
 def export_int8(
@@ -110,7 +111,7 @@ def _quantise(bank: ReaderBank, source: Path, target: Path) -> None:
     chosen = set(_nodes_of_base(bank, model))
     if not chosen:
         raise unsupported(reason="it has no linear map to quantise")
-    graph = _Int8Graph(model.graph)
+    graph = _Int8Graph(model)
     for node in model.graph.node:
         graph.add(node, quantised=node.name in chosen)
     graph.replace()
@@ -124,18 +125,21 @@ class _Int8Graph:
     """The nodes and constants of a graph whose products with constant matrices become products of 8-bit integers.
 
     A token's input `x` is `round(x / s) + 128` with `s = max |x| / 127`. A weight is at most 64 in size: CPUs without
-    VNNI add two products in 16 bits, which larger ones would overflow.
+    VNNI add two products in 16 bits, which larger ones would overflow. `MatMulIntegerToFloat` is an operator of ONNX
+    Runtime: it multiplies by the weights' scales while a part of the product is in the processor's cache.
     """
 
-    def __init__(self, graph: Any) -> None:  # noqa: ANN401
-        self.graph, self.nodes, self.constants = graph, list[Any](), list[Any]()
+    def __init__(self, model: Any) -> None:  # noqa: ANN401
+        self.graph, self.nodes, self.constants = model.graph, list[Any](), list[Any]()
         self._onnx = import_module("onnx")
-        self._known = {entry.name: entry for entry in graph.initializer}
+        self._known = {entry.name: entry for entry in self.graph.initializer}
         self._matrices = set[str]()  # the constants that were quantised
-        self._inputs: dict[str, tuple[str, str]] = {}  # an input -> its 8-bit form and its scales
-        numbers = {"largest": np.float32(127), "least": np.float32(1e-30), "axis": np.array([-1])}
-        numbers |= {"middle": np.float32(128), "zero": np.uint8(128)}
+        self._inputs: dict[str, tuple[str, str, str]] = {}  # an input -> its 8-bit form, its scales, its leading axes
+        numbers = {"largest": np.float32(127), "least": np.float32(1e-30), "one": np.float32(1)}
+        numbers |= {"zero": np.uint8(128), "last": np.array([1])}
         self._numbers = {name: self._constant(f"int8.{name}", value) for name, value in numbers.items()}
+        if _RUNTIME not in [entry.domain for entry in model.opset_import]:
+            model.opset_import.append(self._onnx.helper.make_opsetid(_RUNTIME, 1))
 
     def add(self, node: Any, *, quantised: bool) -> None:  # noqa: ANN401
         """Add a node of the graph; if `quantised`, as a product of integers."""
@@ -148,13 +152,16 @@ class _Int8Graph:
         weight = self._onnx.numpy_helper.to_array(self._known[name])
         weight = weight.T if attributes.get("transB") else weight
         scale = np.maximum(np.abs(weight).max(axis=0), 1e-30) / 64
-        values, scales = self._input(node.input[0])
+        values, scales, axes = self._input(node.input[0], len(weight))
         matrix = self._constant(f"{output}.weight", np.round(weight / scale).astype(np.int8))
-        last = output if len(node.input) < 3 else f"{output}.product"  # Gemm has a bias
-        product = self._node("MatMulInteger", [values, matrix, self._numbers["zero"]], f"{output}.integers")
-        product = self._node("Cast", [product], f"{output}.float", to=self._onnx.TensorProto.FLOAT)
-        scaled = self._node("Mul", [product, self._constant(f"{output}.scale", scale)], f"{output}.scaled")
-        self._node("Mul", [scaled, scales], last)
+        factors = [self._numbers["one"], self._constant(f"{output}.scale", scale)]
+        given = [values, matrix, *factors, self._numbers["zero"]]
+        product = self._node("MatMulIntegerToFloat", given, f"{output}.product", domain=_RUNTIME)
+        scaled = self._node("Mul", [product, scales], f"{output}.scaled")
+        width = self._constant(f"{output}.width", np.array([weight.shape[1]]))
+        shape = self._node("Concat", [axes, width], f"{output}.shape", axis=0)
+        last = output if len(node.input) < 3 else f"{output}.unbiased"  # Gemm has a bias
+        self._node("Reshape", [scaled, shape], last)
         if last != output:
             self._node("Add", [last, node.input[2]], output)
 
@@ -166,20 +173,27 @@ class _Int8Graph:
             del place[:]
             place.extend(entries)
 
-    def _input(self, name: str) -> tuple[str, str]:
-        """Return the names of an input in 8 bits and of its scale per token; several maps may share them."""
+    def _input(self, name: str, width: int) -> tuple[str, str, str]:
+        """Return the names of an input in 8 bits `[tokens, width]`, its scales `[tokens, 1]` and its leading axes.
+
+        Several maps may share them. `Abs` would write a copy of the input, so the largest size is found without it.
+        """
         if name not in self._inputs:
             known = self._numbers
-            size = self._node("ReduceMax", [self._node("Abs", [name], f"{name}.abs"), known["axis"]], f"{name}.max")
-            size = self._node("Max", [size, known["least"]], f"{name}.size")  # of a row of zeros too
-            scale = self._node("Div", [size, known["largest"]], f"{name}.scale")
-            rounded = self._node("Round", [self._node("Div", [name, scale], f"{name}.divided")], f"{name}.rounded")
-            moved = self._node("Add", [rounded, known["middle"]], f"{name}.moved")
-            values = self._node("Cast", [moved], f"{name}.int8", to=self._onnx.TensorProto.UINT8)
-            self._inputs[name] = values, scale
+            flat = self._node("Reshape", [name, self._constant(f"{name}.form", np.array([-1, width]))], f"{name}.flat")
+            highest = self._node("ReduceMax", [flat, known["last"]], f"{name}.highest")
+            least = self._node("ReduceMin", [flat, known["last"]], f"{name}.least")
+            lowest = self._node("Neg", [least], f"{name}.lowest")
+            size = self._node("Max", [highest, lowest, known["least"]], f"{name}.size")  # of a row of zeros too
+            scales = self._node("Div", [size, known["largest"]], f"{name}.scales")
+            listed = self._node("Squeeze", [scales, known["last"]], f"{name}.listed")
+            rows = self._node("Shape", [listed], f"{name}.rows")
+            zeros = self._node("Expand", [known["zero"], rows], f"{name}.zeros")
+            values = self._node("QuantizeLinear", [flat, listed, zeros], f"{name}.int8", axis=0)
+            self._inputs[name] = values, scales, self._node("Shape", [name], f"{name}.axes", end=-1)
         return self._inputs[name]
 
-    def _node(self, kind: str, inputs: list[str], output: str, **attributes: int) -> str:
+    def _node(self, kind: str, inputs: list[str], output: str, **attributes: int | str) -> str:
         """Add a node; return the name of its output."""
         self.nodes.append(self._onnx.helper.make_node(kind, inputs, [output], name=output, **attributes))
         return output

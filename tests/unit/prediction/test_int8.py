@@ -64,7 +64,7 @@ def test_a_base_in_int8_with_readers_in_float(folder: Path, facts: OnnxFacts):
     bank = ReaderBank.from_pretrained(folder / "bank")
     nodes = [node.op_type for node in onnx.load(str(folder / "bank" / "onnx-int8" / "model.onnx")).graph.node]
     # query, key, value, output and two maps of the feed-forward, in the one block that the reader needs
-    assert nodes.count("MatMulInteger") == 6
+    assert nodes.count("MatMulIntegerToFloat") == 6
     assert facts.int8 is not None
     assert facts.int8["mood"].float32 == lamina.evaluate(bank, folder / "rows.jsonl")["mood"][facts.int8["mood"].metric]
     plain = lamina.predict(bank, [ROWS[0][0]], backend="torch")[0]["mood"]["probabilities"]["good"]
@@ -96,7 +96,7 @@ def test_a_product_in_int8_has_a_scale_per_token(kind: str):
     else:
         constants, node, bias = {"w": weight}, helper.make_node("MatMul", ["x", "w"], ["y"], name="y"), np.zeros(5, "f")
     model = graph_of([node], constants, width=5)
-    graph = int8._Int8Graph(model.graph)
+    graph = int8._Int8Graph(model)
     graph.add(node, quantised=True)
     graph.replace()
     onnx.checker.check_model(model)
