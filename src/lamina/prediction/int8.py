@@ -22,6 +22,9 @@ from lamina.tasks.metrics import LOWER
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from numpy.typing import ArrayLike
+    from onnx import ModelProto, NodeProto, TensorProto
+
     from lamina.bank import ReaderBank
     from lamina.tasks.task import Task
 
@@ -129,8 +132,8 @@ class _Int8Graph:
     Runtime: it multiplies by the weights' scales while a part of the product is in the processor's cache.
     """
 
-    def __init__(self, model: Any) -> None:  # noqa: ANN401
-        self.graph, self.nodes, self.constants = model.graph, list[Any](), list[Any]()
+    def __init__(self, model: ModelProto) -> None:
+        self.graph, self.nodes, self.constants = model.graph, list["NodeProto"](), list["TensorProto"]()
         self._onnx = import_module("onnx")
         self._known = {entry.name: entry for entry in self.graph.initializer}
         self._matrices = set[str]()  # the constants that were quantised
@@ -141,7 +144,7 @@ class _Int8Graph:
         if _RUNTIME not in [entry.domain for entry in model.opset_import]:
             model.opset_import.append(self._onnx.helper.make_opsetid(_RUNTIME, 1))
 
-    def add(self, node: Any, *, quantised: bool) -> None:  # noqa: ANN401
+    def add(self, node: NodeProto, *, quantised: bool) -> None:
         """Add a node of the graph; if `quantised`, as a product of integers."""
         if not quantised:
             self.nodes.append(node)
@@ -169,9 +172,10 @@ class _Int8Graph:
         """Write the nodes and constants into the graph, without the matrices that no node uses now."""
         used = {name for node in self.nodes for name in node.input}
         kept = [entry for entry in self.graph.initializer if entry.name in used or entry.name not in self._matrices]
-        for place, entries in ((self.graph.node, self.nodes), (self.graph.initializer, [*kept, *self.constants])):
-            del place[:]
-            place.extend(entries)
+        del self.graph.node[:]
+        self.graph.node.extend(self.nodes)
+        del self.graph.initializer[:]
+        self.graph.initializer.extend([*kept, *self.constants])
 
     def _input(self, name: str, width: int) -> tuple[str, str, str]:
         """Return the names of an input in 8 bits `[tokens, width]`, its scales `[tokens, 1]` and its leading axes.
@@ -198,14 +202,15 @@ class _Int8Graph:
         self.nodes.append(self._onnx.helper.make_node(kind, inputs, [output], name=output, **attributes))
         return output
 
-    def _constant(self, name: str, value: Any) -> str:  # noqa: ANN401
+    def _constant(self, name: str, value: ArrayLike) -> str:
         """Add a constant, numbers in float32; return its name."""
-        value = np.asarray(value, np.float32) if np.asarray(value).dtype.kind == "f" else np.asarray(value)
-        self.constants.append(self._onnx.numpy_helper.from_array(value, name))
+        array = np.asarray(value)
+        array = array.astype(np.float32) if array.dtype.kind == "f" else array
+        self.constants.append(self._onnx.numpy_helper.from_array(array, name))
         return name
 
 
-def _nodes_of_base(bank: ReaderBank, graph: Any) -> list[str]:  # noqa: ANN401
+def _nodes_of_base(bank: ReaderBank, graph: ModelProto) -> list[str]:
     """Return the names of the graph's nodes that multiply by a weight of the base model.
 
     They are found by the values of the weights, because the exporter folds transpositions and loses the names of these
