@@ -159,7 +159,10 @@ def _engine(bank: ReaderBank, backend: Backend, names: Sequence[str], op: str) -
     folder, engine = export_folder(bank, name), None
     if folder is not None and is_file(folder / MARK):
         try:
-            engine = OnnxEngine.open(bank, folder, names=names)
+            opened = OnnxEngine.open(bank, folder, names=names)
+            if name == "onnx" and opened.facts.int8 is not None:
+                raise StoreError(f"{op}: the graph in {folder} is quantised; it belongs in {EXPORTED['int8']}.")
+            engine = opened
         except StoreError as error:
             if backend != "onnx":
                 raise

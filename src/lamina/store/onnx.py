@@ -156,8 +156,9 @@ def export_onnx(
         UnknownNameError: If the bank does not have a reader.
         ConfigError: If there is nothing to write, a reader has the name of the model's own output, the bank's frozen
             model or processor has changed, or a reader of pairs has no tokenizer that separates them.
-        UnsupportedModelError: If the model does not read text alone, has towers, has weights that cannot be copied as
-            float32, or returns neither output of `main`; or if torch cannot write, or onnxruntime cannot run, a part.
+        UnsupportedModelError: If the model does not read text alone, has towers, has another attention for long texts
+            than for short ones (BigBird's "block_sparse"), has weights that cannot be copied as float32, or returns
+            neither output of `main`; or if torch cannot write, or onnxruntime cannot run, a part.
         NotFiniteError: If a weight holds NaN or infinity.
         StoreError: If the outputs differ too much from PyTorch's, or the folder cannot be written.
         MissingExtraError: If onnx, onnxscript or onnxruntime, or a package that these import, is not installed.
@@ -289,7 +290,8 @@ class ExportPlan:
         ConfigError: If there is no output, a reader has the name of the model's own output, the frozen model has
             changed, or, with `main`, readers of pairs have no tokenizer that separates the texts.
         UnknownNameError: If the bank does not have a reader.
-        UnsupportedModelError: If the model has towers, or returns neither logits nor last_hidden_state for `main`.
+        UnsupportedModelError: If the model has towers, has another attention for long texts than for short ones, or
+            returns neither logits nor last_hidden_state for `main`.
     """
 
     def __init__(self, bank: ReaderBank, readers: Sequence[str] | None, *, main: bool) -> None:
@@ -301,6 +303,8 @@ class ExportPlan:
         stacks = {module.stack for module in modules}
         if towers := [name for name in stacks if bank.stacks[name].tower is not None]:
             raise _refusal(self.model_type, f"its tower for '{towers[0]}' runs apart from the others")
+        if getattr(self.model.config, "attention_type", None) == "block_sparse":  # a trace has a short text
+            raise _refusal(self.model_type, "its attention is another one for long texts, and a graph has only one")
         if stacks:
             bank.check_base(_OP, stacks)  # not in the trace, which has other tensors
         self._runs = self.model if main or stacks != {"encoder"} else self.model.get_encoder()

@@ -154,6 +154,18 @@ def test_a_damaged_or_foreign_export_is_not_used(harm: str, folder: Path, untrac
     assert len(untraced) == 1
 
 
+def test_a_quantised_graph_in_the_folder_of_the_exact_one_is_not_used(folder: Path, untraced: list[Path]):
+    path = folder / "bank" / "onnx" / "onnx.json"
+    scores = {"mood": {"metric": "accuracy", "float32": 1.0, "int8": 1.0}}
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), "int8": scores}), encoding="utf-8")
+    bank = loaded(folder)
+    assert lamina.predict(bank, TEXTS) == lamina.predict(bank, TEXTS, backend="torch")
+    assert engine_in(bank) is None
+    with pytest.raises(UnsupportedModelError):  # "onnx" exports again
+        lamina.predict(bank, TEXTS, backend="onnx")
+    assert len(untraced) == 1
+
+
 def test_a_graph_that_answers_otherwise_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch):
     plain = OnnxEngine._run
 

@@ -257,6 +257,8 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path, monkeypatch: pytest.
         export_onnx(ReaderBank(tiny_model()), tmp_path / "out")
     with pytest.raises(UnsupportedModelError, match="'vit' is not supported; it reads pixel_values"):
         export_onnx(model_of("vit"), tmp_path / "out")
+    with pytest.raises(UnsupportedModelError, match="'big_bird' is not supported; its attention is another one"):
+        export_onnx(model_of("big_bird"), tmp_path / "out")
     bank = tiny_bank()
     bank.rename("mood", "last_hidden_state")
     with pytest.raises(ConfigError, match="a reader is called 'last_hidden_state'"):
