@@ -336,4 +336,4 @@ class _Plan:
 def _lines(table: Table) -> Iterator[str]:
     columns: Mapping[str, list[object]] = {str(name): list(cells) for name, cells in table.columns.items()}
     for cells in zip(*columns.values(), strict=True):
-        yield json.dumps(dict(zip(columns, cells, strict=True)), default=str, ensure_ascii=False) + "\n"
+        yield json.dumps(dict(zip(columns, cells, strict=True)), default=str) + "\n"

@@ -12,6 +12,7 @@ import torch
 from tests.support.recorded import states_of
 from tests.support.training import smoothed, tiny_bank, tiny_model, tiny_tokenizer
 
+from lamina.data.read import read_table
 from lamina.data.recorded_states import RecordedStates
 from lamina.errors import ConfigError, DataError, StoreError, UnknownNameError
 from lamina.prediction.extract import _Plan, extract
@@ -80,6 +81,16 @@ def test_labels_go_with_the_states(source: Path, tmp_path: Path):
     task = Task.from_states("sequence_classification", train=tmp_path / "states", validation=tmp_path / "states")
     assert task.labels == ("no", "yes")
     assert list(task.split("train").labels) == [1, 0, 0, 1, 0]
+
+
+def test_half_an_emoji_in_another_column_is_kept(tmp_path: Path):
+    rows = [
+        r'{"text": "ben", "label": "yes", "a\ud83d": "cut \ud83d"}',
+        r'{"text": "we", "label": "no", "a\ud83d": ""}',
+    ]
+    (tmp_path / "x.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    write(tmp_path / "x.jsonl", tmp_path / "states", layers=[2])
+    assert read_table(tmp_path / "states" / "rows.jsonl").column("a\ud83d")[0] == "cut \ud83d"
 
 
 def test_a_killed_run_goes_on_with_the_file_that_is_missing(
