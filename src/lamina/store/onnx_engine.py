@@ -173,16 +173,24 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _holders(module: nn.Module) -> list[dict[str, object]]:
-    return [vars(part)[kind] for part in module.modules() for kind in ("_parameters", "_buffers", "_modules")]
+_Holder = tuple[dict[str, object], set[str]]  # parameters, buffers or submodules of a module, and names to leave out
 
 
-def _identities(holders: Sequence[dict[str, object]]) -> list[tuple[int, int, int]]:
+def _holders(module: nn.Module) -> list[_Holder]:
+    # buffers that are not saved are no weights: Gated, DWAtt and Routing count in them what they have read
+    kinds = ("_parameters", "_buffers", "_modules")
+    return [
+        (vars(part)[kind], vars(part)["_non_persistent_buffers_set"]) for part in module.modules() for kind in kinds
+    ]
+
+
+def _identities(holders: Sequence[_Holder]) -> list[tuple[int, int, int]]:
     """Return the identity of every value in `holders`, with the version and memory address of a tensor."""
     return [
         (id(value), _version(value), value.data_ptr()) if isinstance(value, Tensor) else (id(value), 0, 0)
-        for holder in holders
-        for value in holder.values()
+        for holder, others in holders
+        for name, value in holder.items()
+        if name not in others
     ]
 
 
