@@ -133,7 +133,7 @@ def train(  # noqa: PLR0913
         validation = list(groups_of(runner, validated, "validation", options, encodings))
         _keep_learnt(runner, groups)
         start, epochs = time.perf_counter(), {name: int(spec.epochs or 1) for name, spec in specs.items()}
-        plan = Plan(groups, epochs, options.step_size, options.seed, options.max_steps)
+        plan = _checked_plan(target, Plan(groups, epochs, options.step_size, options.seed, options.max_steps))
         runner.prepare([*groups, *validation], options, plan.last_epoch())
         rates = {name: float(spec.learning_rate or 0) for name, spec in specs.items()}
         learners, saved = runner.learners(tasks, plan, rates, options), None
@@ -369,7 +369,7 @@ def _specs(
     Raises:
         UnknownNameError: If an option or a grid names a reader that has no task, or a key of a grid does not exist.
         ConfigError: If a whole model has a grid, a grid is not valid, a learner has no learning rate or epochs, or
-            readers that train the base model together have different numbers of epochs.
+            a trained reader has no task while the base model that it reads is trained.
     """
     bank = target if isinstance(target, ReaderBank) else None
     default_rate = MODEL_RATE if bank is None else READER_RATE
@@ -379,12 +379,20 @@ def _specs(
         if grid:
             raise ConfigError("fit: a grid was given for a whole model; only readers have grids.")
         return {name: RunSpec(name, task=name, learning_rate=rates[name], epochs=epochs[name]) for name in tasks}
-    specs = expand_into(bank, tasks, grid, rates, epochs)
-    different = sorted({int(spec.epochs or 0) for spec in specs.values()})
-    if bank.train_base and len(different) > 1:
+    if others := [name for name in bank if bank.train_base and name not in tasks and bank[name].info]:
+        problem = f"the model is trained too, and the trained readers {', '.join(map(repr, others))} have no task"
+        raise ConfigError(f"fit: {problem}; they would read another model. Give them tasks, or remove them.")
+    return expand_into(bank, tasks, grid, rates, epochs)
+
+
+def _checked_plan(target: ReaderBank | PreTrainedModel, plan: Plan) -> Plan:
+    """Return `plan`; raise ConfigError if readers that train their base model too have different numbers of epochs."""
+    different = sorted({*plan.epochs.values()})
+    if isinstance(target, ReaderBank) and target.train_base and len(different) > 1:
         rule = "with train_base they share the model that is trained, so all must end together"
-        raise ConfigError(f"fit: the readers have {different} epochs; {rule}.")
-    return specs
+        hint = "" if plan.max_steps is None else " Set epochs instead of max_steps."
+        raise ConfigError(f"fit: the readers have {different} epochs; {rule}.{hint}")
+    return plan
 
 
 def _keep_learnt(runner: Runner, groups: Sequence[Group]) -> None:

@@ -221,6 +221,22 @@ def test_readers_with_other_numbers_of_epochs_are_refused():
         fit(bank, {"a": TASK, "b": TASK}, **{**OPTIONS, "epochs": {"a": 1, "b": 2}})
 
 
+def test_a_limit_of_steps_that_some_readers_reach_in_an_earlier_epoch_is_refused():
+    bank, larger = trained_bank("a", "b"), yes_no(train=24, validation=12)
+    with pytest.raises(ConfigError, match=r"have \[2, 3\] epochs.*Set epochs instead of max_steps"):
+        fit(bank, {"a": TASK, "b": larger}, **OPTIONS, max_steps=6)
+    fit(bank, {"a": TASK, "b": larger}, **OPTIONS, max_steps=2)
+
+
+def test_a_trained_reader_is_not_left_behind_while_its_model_is_trained():
+    bank = trained_bank("a", "b")
+    fit(bank, {"a": TASK}, **OPTIONS)
+    with pytest.raises(ConfigError, match="the trained readers 'a' have no task"):
+        fit(bank, {"b": TASK}, **OPTIONS)
+    fit(bank, {"a": TASK, "b": TASK}, **OPTIONS)
+    fit(bank, {"a": TASK, "b": TASK}, grid={"a": {"seed": [0, 1]}}, **OPTIONS)
+
+
 def test_a_model_that_cannot_learn_is_refused():
     with pytest.raises(ConfigError, match="every parameter of the model is frozen"):
         ReaderBank(tiny_model().requires_grad_(False), train_base=True)
