@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -208,12 +209,33 @@ def _discover(model: nn.Module) -> dict[str, LayerStack]:
         with preserve_model(model):
             return _find_stacks(model)
     except _UnreadableError as error:
+        if _declare_outputs(model):
+            return _discover(model)
         if by_tower := _tower_stacks(model):
             return by_tower
         family = family_of(model)
         raise UnsupportedModelError(
             op="stacks", model_type=family, reason=error.reason, hint=error.hint, what=error.what
         ) from error
+
+
+_declared: set[type[nn.Module]] = set()  # classes that `_declare_outputs` has seen in this process
+
+
+def _declare_outputs(model: nn.Module) -> bool:
+    """Let transformers note which outputs the classes of a model can return; False if all classes were seen before.
+
+    transformers notes it when a model is built, once per class. A process that has only unpickled models would get no
+    hidden states from them.
+    """
+    from transformers import PreTrainedModel
+
+    parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    unseen = {type(part): copy.deepcopy(part.config) for part in parts if type(part) not in _declared}
+    for kind, config in unseen.items():
+        PreTrainedModel.__init__(kind.__new__(kind), config)  # pyright: ignore[reportUnknownMemberType]
+    _declared.update(unseen)
+    return bool(unseen)
 
 
 def _tower_stacks(model: nn.Module) -> dict[str, LayerStack]:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,16 @@ def test_a_model_without_a_name_is_pickled_along(texts: list[str]):
     for again in (pickle.loads(pickle.dumps(estimator)), copy.deepcopy(estimator)):
         assert again.bank_.model is again.model is not model
         assert said(again, texts) == said(estimator, texts)
+
+
+@pytest.mark.long
+def test_a_process_that_built_no_model_opens_a_pickle_with_one(texts: list[str], tmp_path: Path):
+    estimator = LaminaClassifier(tiny_model(), processor=tiny_tokenizer(), **FAST).fit(texts, [0, 1] * 4)
+    (path := tmp_path / "estimator.pkl").write_bytes(pickle.dumps(estimator))
+    code = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).predict_proba(sys.argv[2:]).tolist())"
+    done = subprocess.run([sys.executable, "-c", code, path, *texts], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert np.allclose(json.loads(done.stdout), said(estimator, texts), atol=1e-6)
 
 
 def test_what_is_saved_comes_back_and_is_a_bank(base: str, texts: list[str], tmp_path: Path):
