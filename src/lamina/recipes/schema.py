@@ -48,7 +48,7 @@ from lamina.tasks import kind_of
 from lamina.tasks.base import KindedTask, TaskOutline, check_image_size, check_label_all_tokens
 from lamina.tasks.presets import Preset, find_preset
 from lamina.tasks.stratify import SampleSize
-from lamina.train.grid import METHOD, MOST_RUNS, check_count, expand, full_key, keys_of
+from lamina.train.grid import METHOD, MOST_RUNS, check_count, check_values, expand, full_key, keys_of
 from lamina.train.options import FitOptions, Seed
 from lamina.utils import check_types
 
@@ -196,14 +196,16 @@ class MethodRecipe(Strict):
 
     @model_validator(mode="after")
     def _check_grid(self) -> MethodRecipe:
-        """Raise ValidationError if a key is unknown or without values, a value not allowed, or the grid too big."""
+        """Raise ValidationError if a key is unknown or set twice, a value wrong or repeated, or the grid too big."""
         with error_at("grid"):
             check_count("grid", self.grid)
         for key, values in self.grid.items():
             with error_at("grid", key):
-                edit, dot, argument = full_key(key, self.keys(), "grid").partition(".")
-                if not values:
-                    raise ConfigError(f"'{key}' has no values")
+                full = full_key(key, self.keys(), "grid")
+                if key != full and full in self.grid:
+                    raise ConfigError(f"'{key}' and '{full}' are one key, which can have one list only")
+                check_values(f"'{key}'", values)
+                edit, dot, argument = full.partition(".")
             for number, value in enumerate(values):
                 with error_at("grid", key, number):
                     check_edit(edit, {argument: value}) if dot else check_options({edit: value})

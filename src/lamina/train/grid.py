@@ -200,12 +200,17 @@ def _values(key: str, values: object, op: str) -> list[object]:
     listed = [*map(_without_numpy, itertools.islice(values, MOST_RUNS + 1))]
     if len(listed) > MOST_RUNS:
         raise ConfigError(f"{op}: {key} has more than {MOST_RUNS:,} values; a grid has at most {MOST_RUNS:,} settings.")
-    if not listed:
-        raise ConfigError(f"{op}: {key} has no values; a grid needs at least one.")
-    duplicates = [value for value, count in Counter(map(repr, listed)).items() if count > 1]
-    if duplicates:
-        raise ConfigError(f"{op}: {key} has {duplicates[0]} twice; each value makes one reader.")
+    check_values(f"{op}: {key}", listed)
     return listed
+
+
+def check_values(what: str, values: Sequence[object]) -> None:
+    """Raise ConfigError, which begins with `what`, if a key of a grid has no values, or two equal ones."""
+    if not values:
+        raise ConfigError(f"{what} has no values; a grid needs at least one.")
+    duplicates = [value for value, count in Counter(map(repr, values)).items() if count > 1]
+    if duplicates:
+        raise ConfigError(f"{what} has {duplicates[0]} twice; each value is one setting.")
 
 
 def _without_numpy(value: object) -> object:

@@ -241,6 +241,9 @@ VALUES = [
     (METHODS, '[null, "1-2"]', "1", 12, "methods.unit.grid.insert.layers: input should be a valid list"),
     (METHODS, '[null, "1-2"]', '["1_2"]', 12, "grid.insert.layers.0: .*is '1_2', which is not a layer selector"),
     (METHODS, "[0.1, 0.2]", "[0.1, '2e-5']", 13, "grid.learning_rate.1: fit: learning_rate is '2e-5'"),
+    (METHODS, "[0.1, 0.2]", "[0.1, 1.0e-1]", 13, "grid.learning_rate: 'learning_rate' has 0.1 twice"),
+    (METHODS, "[0.1, 0.2]", "[0.1]\n      seed: [3, 3]", 14, "grid.seed: 'seed' has 3 twice"),
+    (METHODS, "[0.1, 0.2]", "[0.1]\n      init: [he]\n      insert.init: [he]", 14, "'init' and 'insert.init' are"),
 ]
 
 
