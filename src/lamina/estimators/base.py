@@ -108,6 +108,7 @@ _OWN: dict[str, str] = {
     "seed": "use random_state instead",
     "keep": "validation_fraction decides it",
 }
+_STEP = ("batch_size", "gradient_accumulation_steps")  # options that decide how many texts an optimizer step reads
 _COLUMNS = ("n_features_in_", "feature_names_in_")  # attributes that say which columns X of `fit` had
 _SHARED = ("model", "processor")  # parameters that clones share instead of copying them
 
@@ -243,9 +244,6 @@ class LaminaEstimator(BaseEstimator):
         """
         own: JSONObject = {name: getattr(self, name) for name in _PARAMETERS}
         own |= {"seed": seed, "keep": "last" if self.validation_fraction is None else "best"}
-        if own["epochs"] is None:
-            size = FitOptions.of({"batch_size": own["batch_size"]}, self._op()).batch_size
-            own["epochs"] = usual_epochs(len(task.split("train")), size)
         if not isinstance(self.options, Mapping | None):
             came = f"options are a {type(self.options).__name__}"
             raise ConfigError(f"{self._op()}: {came}; they must be a mapping of names to values, or None.")
@@ -253,6 +251,9 @@ class LaminaEstimator(BaseEstimator):
         for name in more:
             if name in own:
                 raise ConfigError(f"{self._op()}: options has '{name}'; {_OWN[name]}.")
+        if own["epochs"] is None:
+            rows = {key: value for key, value in (own | more).items() if key in _STEP}
+            own["epochs"] = usual_epochs(len(task.split("train")), FitOptions.of(rows, self._op()).step_size)
         if targets.problem_type == "regression" and more.get("output") is not None:
             reason = "its folder would hold a reader of scaled numbers"
             raise ConfigError(

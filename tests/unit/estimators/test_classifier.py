@@ -139,6 +139,8 @@ def test_few_texts_are_read_more_often(base: str, texts: list[str], mood: list[s
     assert LaminaClassifier(base, batch_size=4).fit(texts, mood).result_.steps == 16
     assert LaminaClassifier(base, batch_size=np.int64(4), epochs=np.int64(2)).fit(texts, mood).result_.steps == 4
     assert LaminaClassifier(base, batch_size=1).fit(texts, mood).result_.steps == 24
+    accumulated = LaminaClassifier(base, batch_size=2, options={"gradient_accumulation_steps": 2})
+    assert accumulated.fit(texts, mood).result_.steps == 16
 
 
 def test_states_that_are_kept_are_those_of_the_model(base: str, texts: list[str], mood: list[str]):
