@@ -20,6 +20,8 @@ from lamina.layers.preserve import evaluating
 from lamina.layers.recorded import RecordedModel
 from lamina.store.processors import check_inputs, check_same_inputs
 from lamina.store.save_model import check_reloads
+from lamina.tasks import kind_of
+from lamina.tasks.causal_lm import shifted
 from lamina.tasks.recorded_rows import RowsOfStates
 from lamina.tasks.targets import label_array
 from lamina.train import memory
@@ -325,6 +327,17 @@ class BankRunner(Runner):
             return self.bank.read_states(states, batch, readers=names, labels=labels)
         return self.bank(**batch, readers=names, labels=labels)
 
+    def _is_one_late(self, name: str, states: States | None) -> bool:
+        """Return whether a reader tags tokens that its stack reads one step late: a decoder, behind its start token.
+
+        A generated token is read at its own step, so the tag of a token is learnt and predicted at the step that reads
+        it. Cached `states` were recorded at that step.
+        """
+        if states is not None or self.bank[name].stack != "decoder":
+            return False
+        kind = kind_of(self.bank[name].config.head.kind)
+        return kind.per_token and kind.has_classes
+
     def losses(
         self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: States | None
     ) -> list[Tensor]:
@@ -334,6 +347,7 @@ class BankRunner(Runner):
         alike at any scale. `labels` is reader name -> labels. `states` are the batch's cached states. None: the model
         computes them.
         """
+        labels = {name: shifted(own, 1) if self._is_one_late(name, states) else own for name, own in labels.items()}
         out = self._run(batch, to_device(labels, self.device), names, states)
         return [cast("Tensor", out[name].loss) / self._spreads.get(name, 1.0) ** 2 for name in names]
 
@@ -349,13 +363,18 @@ class BankRunner(Runner):
         With `labels`, heads over a vocabulary compute only the labelled tokens. Without `labels` and `states`, the
         runner's `engine` computes the logits if it can. Raises ConfigError if an engine that must answer cannot.
         """
+        logits = None
         if self.engine is not None and labels is None and states is None:
-            answered = self.engine.run(self.bank, batch, names)
-            if answered is not None:
-                return answered
-        labels_by_reader = {} if labels is None else dict.fromkeys(names, labels)
-        out = self._run(batch, labels_by_reader, names, states)
-        return {name: output.logits for name, output in out.readers.items()}
+            logits = self.engine.run(self.bank, batch, names)
+        if logits is None:
+            labels_by_reader = {} if labels is None else dict.fromkeys(names, labels)
+            out = self._run(batch, labels_by_reader, names, states)
+            logits = {name: output.logits for name, output in out.readers.items()}
+        # no step reads the last token of the longest row, which is an end token
+        return {
+            name: torch.cat([own[:, 1:], own[:, -1:]], dim=1) if self._is_one_late(name, states) else own
+            for name, own in logits.items()
+        }
 
     def outputs_per_position(self, name: str) -> int:
         """Return the number of logits that the head of reader `name` has per sequence or token."""

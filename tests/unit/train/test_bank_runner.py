@@ -6,9 +6,11 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
+from tests.support.tiny import FAMILIES
 from tests.support.training import length_of_text, names, reader, tiny_bank, tiny_model, yes_no
 
-from lamina import DWAtt, Reader, ReaderBank, SequenceClassification, fit
+from lamina import DWAtt, Reader, ReaderBank, SequenceClassification, SingleLayer, TokenClassification, fit
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.tasks.split import Split
 from lamina.train import bank_runner as readers
@@ -49,6 +51,19 @@ def test_what_fits_passes():
 def test_a_bank_without_a_tokenizer_cannot_read_texts():
     with pytest.raises(ConfigError, match=r"fit: the bank has no processor.*ReaderBank\(model, processor"):
         checked(ReaderBank(tiny_model()), {"r": TASK})
+
+
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_tags_are_read_at_the_step_that_reads_the_token(stack: str):
+    bank = tiny_bank({}, FAMILIES["bart"].known())
+    bank.add("tags", Reader(SingleLayer(0), TokenClassification(("no", "yes"), encoder_layers=0), stack))
+    runner = BankRunner(bank.eval(), "evaluate")
+    ids, labels = torch.tensor([[2, 4, 6, 7, 3], [2, 4, 8, 7, 3]]), torch.full((2, 5), -100)
+    batch, labels[:, 2] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, 1
+    logits = runner.outputs(batch, None, ["tags"], None)["tags"]
+    assert (logits[0] != logits[1]).any(-1).tolist() == [False, False, True, False, False]  # layer 0 reads no other one
+    (loss,) = runner.losses(batch, {"tags": labels}, ["tags"], None)
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits[:, 2], labels[:, 2]))
 
 
 def test_no_task_at_all():
