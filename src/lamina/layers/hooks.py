@@ -268,7 +268,7 @@ def run_stacks(model: nn.Module, stacks: Sequence[LayerStack], batch: Mapping[st
     if not stacks or stacks[0].tower is None:
         for stack in stacks:
             if stack.name == "decoder":
-                batch = {**_decoder_inputs(model, batch), **batch}
+                batch = {**decoder_inputs(model, batch), **batch}
         return run_until_stopped(model, batch, stop)
     for stack in stacks:
         name = str(getattr(stack.tower, "main_input_name", "input_ids"))
@@ -281,7 +281,7 @@ def run_stacks(model: nn.Module, stacks: Sequence[LayerStack], batch: Mapping[st
     return None
 
 
-def _decoder_inputs(model: nn.Module, batch: Mapping[str, object]) -> dict[str, Tensor]:
+def decoder_inputs(model: nn.Module, batch: Mapping[str, object]) -> dict[str, Tensor]:
     """Return `decoder_input_ids` made from the encoder's tokens, as {name: ids}.
 
     The result is {} if the batch has any of `DECODER_INPUTS` (`labels` is one) or no `input_ids`, or the config has no

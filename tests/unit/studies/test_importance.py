@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.support.stored import TEXTS, tiny_model, tiny_tokenizer
+from tests.support.tiny import FAMILIES
 
 from lamina import (
     AdaLayers,
@@ -115,6 +116,15 @@ def test_contributions_are_the_norms_of_the_terms():
     assert table["token"].tolist()[:3] == ["[CLS]", "the", "film"]
     sums = study.table.groupby(["reader", "position"])["score"].sum()
     assert sums.to_numpy().tolist() == pytest.approx([1.0] * len(sums))
+
+
+def test_contributions_of_a_decoder_name_the_tokens_that_it_reads():
+    bank = ReaderBank(FAMILIES["bart"].known(), tiny_tokenizer())
+    for stack in ("encoder", "decoder"):
+        bank.add(stack, Reader(ScalarMix(), HEAD, stack))
+    table = contributions(bank, "the film").table.query("layer == 0").groupby("reader")["token"].apply(list)
+    assert table["encoder"] == ["[CLS]", "the", "film", "[SEP]"]
+    assert table["decoder"] == ["[SEP]", "[CLS]", "the", "film"]  # 3, the model's start token, is [SEP] here
 
 
 def test_contributions_are_the_weights_of_fusions_with_weights_per_token():

@@ -14,6 +14,7 @@ from lamina.bank import ReaderBank
 from lamina.bank.layer_amounts import layer_amounts
 from lamina.errors import ConfigError
 from lamina.fusion.input_weighted import InputWeighted
+from lamina.layers.hooks import decoder_inputs
 from lamina.layers.selectors import ranges
 from lamina.layers.types import tokenizer_of
 from lamina.studies.passes import Text, group_batches, text_inputs
@@ -200,7 +201,7 @@ def contributions(bank: ReaderBank, text: Text, *, readers: Sequence[str] | str 
         readers: Names of the readers. None: all whose fusion is listed above.
 
     Returns:
-        A study with the columns "reader", "position" (in the model's input, from 0), "token", "layer", "measure"
+        A study with the columns "reader", "position" (in the stack's input, from 0), "token", "layer", "measure"
         ("contribution") and "score": the contribution divided by the token's sum over layers, so that a token's scores
         sum to 1 (or are all 0, where no layer adds anything). Readers with another fusion are listed in
         `settings["left_out"]`.
@@ -218,7 +219,8 @@ def contributions(bank: ReaderBank, text: Text, *, readers: Sequence[str] | str 
     check_given("contributions", readers=names)
     inputs = text_inputs(bank.model, [text], bank.processor, None, op="contributions")
     batch = {name: value.to(bank.device) for name, value in inputs.batch([0]).items()}
-    tokens = tokenizer_of(inputs.processor).convert_ids_to_tokens(batch["input_ids"][0].tolist())
+    ids = batch["input_ids"], decoder_inputs(bank.model, batch).get("decoder_input_ids", batch["input_ids"])
+    tokens, late = (tokenizer_of(inputs.processor).convert_ids_to_tokens(read[0].tolist()) for read in ids)
     rows: list[Row] = []
     unsupported: list[str] = []
     amounts_by_reader = layer_amounts(bank, names, batch)
@@ -228,7 +230,8 @@ def contributions(bank: ReaderBank, text: Text, *, readers: Sequence[str] | str 
             continue
         totals = amounts.sum(0).clamp(min=torch.finfo(amounts.dtype).tiny)  # a token that adds nothing has shares of 0
         for layer, shares in zip(bank[name].layers, amounts / totals, strict=True):
-            for position, (token, share) in enumerate(zip(tokens, shares.tolist(), strict=True)):
+            read = late if bank[name].stack == "decoder" else tokens
+            for position, (token, share) in enumerate(zip(read, shares.tolist(), strict=True)):
                 place = {"reader": name, "position": position, "token": token, "layer": layer}
                 rows.append({**place, "measure": "contribution", "score": share})
     if unsupported and (readers is not None or not rows):
