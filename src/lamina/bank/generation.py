@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
-from transformers import StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteriaList
 
-from lamina.bank.stack_pass import past_tokens
+from lamina.bank.stack_pass import in_callback, past_tokens
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,9 +62,19 @@ class _RecordedCriteria(StoppingCriteriaList):
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Record and return a mask `[rows]`: True for each sequence of `input_ids` that ends with its newest token."""
-        ended = super().__call__(input_ids, scores, **kwargs)
+        with in_callback():
+            ended = super().__call__(input_ids, scores, **kwargs)
         self.results.append(ended)
         return ended
+
+
+@final
+class _SeparateProcessors(LogitsProcessorList):
+    """The logits processors of one call of `generate`. Passes of the model that they run are no part of its text."""
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        with in_callback():
+            return super().__call__(input_ids, scores, **kwargs)
 
 
 @final
@@ -99,7 +109,8 @@ class GenerateCall:
         self, model: PreTrainedModel, method: str, input_ids: Int[Tensor, "rows tokens"], kwargs: Mapping[str, Any]
     ) -> None:
         self._criteria = _RecordedCriteria(kwargs["stopping_criteria"])
-        self._kwargs = {**kwargs, "stopping_criteria": self._criteria}
+        processors = _SeparateProcessors(kwargs["logits_processor"])
+        self._kwargs = {**kwargs, "stopping_criteria": self._criteria, "logits_processor": processors}
         self.prompts = input_ids
         self.model, self.config = model, kwargs["generation_config"]
         self.beams, self.assisted = method == "_beam_search", method == "_assisted_decoding"

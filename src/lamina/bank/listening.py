@@ -135,6 +135,8 @@ class _Listener:
 
         If no such call is under way in this thread, also put a frozen model in eval mode, until `on_return`.
         """
+        if is_internal.get():
+            return
         thread, named = get_ident(), arguments(module, args, kwargs)
         if not self._calls[thread] and not self._is_trained():
             self._modes[thread] = mode = self._bank.eval_pass()
@@ -143,6 +145,8 @@ class _Listener:
 
     def on_return(self, module: nn.Module, *_: object) -> None:
         """Drop what `on_call` stored; after the outermost call, restore the model's mode. Also called on errors."""
+        if is_internal.get():
+            return
         thread = get_ident()
         self._calls[thread].pop(module, None)
         if not self._calls[thread] and (mode := self._modes.pop(thread, None)):
@@ -275,8 +279,8 @@ class _Listener:
         """
         thread, outputs = get_ident(), self.outputs.readers
         templates = [template for template in self._templates if reads_generated_text(template, self._model)]
-        if self.over == "prompt" and not call.prompt_in_pieces:
-            templates = []  # the first pass reads the whole prompt, like any other pass
+        if is_internal.get() or (self.over == "prompt" and not call.prompt_in_pieces):
+            templates = []  # a callback generates; or the first pass reads the whole prompt, like any other pass
         waiting = self._readable(templates)
         if waiting:
             call.check()

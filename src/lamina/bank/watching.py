@@ -22,7 +22,7 @@ from lamina.bank.generation_states import GenerationObserver, TokenBlock
 from lamina.bank.listening import check_over, listening
 from lamina.bank.monitoring import causal_pass, check_monitors, check_reads_stepwise, read_tokens, stored_monitors
 from lamina.bank.prompt_inputs import Prompts, check_prompt_length, encode_prompts, text_tokenizer
-from lamina.bank.stack_pass import Inputs, StackPass
+from lamina.bank.stack_pass import Inputs, StackPass, in_callback
 from lamina.bank.step import Step
 from lamina.errors import ConfigError, check_known
 from lamina.layers.preserve import evaluating
@@ -259,7 +259,8 @@ class _WatchedText(GenerationObserver):
         step = Step(len(self.steps), tokens, real, self._by_name(scores), self._by_name(flags), texts)
         self.steps.append(step)
         if self._on_token is not None:
-            self._on_token(step)
+            with in_callback():
+                self._on_token(step)
 
     def _texts(self, tokens: list[int], real: list[bool], is_last: list[bool]) -> tuple[str, ...] | None:
         """Return the text that a new token adds to each sequence; None if tokens are not decoded.

@@ -141,6 +141,47 @@ def test_a_generate_that_was_bound_before_is_followed(over: Any):
         bound(PROMPT, num_beams=2)
 
 
+def run_inside(model: Any, how: str) -> dict[str, Any]:
+    """Options of `generate` with callbacks that run the model on another text, or generate with it, at every step."""
+
+    def processor(ids: Tensor, scores: Tensor) -> Tensor:
+        return scores + 0 * (model(ids[:, -1:]).logits[:, -1] if how == "a pass" else another(ids))
+
+    def another(ids: Tensor) -> int:
+        options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 2, "do_sample": False, "pad_token_id": PAD}
+        return int(model.generate(ids, **options)[0, -1])
+
+    def criterion(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        processor(ids, torch.zeros(1))
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    return {"logits_processor": [processor], "stopping_criteria": [criterion]}
+
+
+@pytest.mark.parametrize("how", ["a pass", "a text"])
+@torch.no_grad()
+def test_what_a_callback_runs_is_no_part_of_the_text(how: str):
+    bank = bank_of()
+    model = model_of(bank)
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": PAD, "eos_token_id": END}
+    options |= {"attention_mask": torch.ones_like(PROMPT), "repetition_penalty": 3.0}
+    inside = run_inside(model, how)
+    for beams in (1, 2):
+        with bank.listen(over="both") as expected:
+            text = model.generate(PROMPT, num_beams=beams, **options)
+        with bank.listen(over="both") as outputs:
+            assert torch.equal(model.generate(PROMPT, num_beams=beams, **options, **inside), text)
+        torch.testing.assert_close(outputs["flag"].logits, expected["flag"].logits)
+    with bank.watch([FLAG]) as plain:
+        text = model.generate(PROMPT, **options)
+    run = inside["logits_processor"][0]
+    with bank.watch([FLAG], on_token=lambda step: run(step.tokens[None], torch.zeros(1))) as watch:
+        assert torch.equal(model.generate(PROMPT, **options, **inside), text)
+    scores = ([step.score["flag"] for step in own.steps] for own in (watch, plain))
+    assert next(scores) == pytest.approx(next(scores))
+    assert [step.token_id for step in watch.steps] == text[0, 3:].tolist()
+
+
 def test_a_thread_that_is_started_by_hand_is_refused_by_name():
     bank = bank_of()
     options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": PAD}
