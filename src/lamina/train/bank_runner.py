@@ -67,7 +67,7 @@ class BankRunner(Runner):
             trained or loaded, except for "fit", where readers learn from the processor as it is now.
 
     Attributes:
-        engine: Computes the outputs of batches without labels. None: PyTorch computes them.
+        engine: Computes the outputs of batches. None: PyTorch computes them.
 
     Raises:
         ConfigError: If there is no processor, it has token ids beyond the model's embedding table, or the bank was made
@@ -360,11 +360,11 @@ class BankRunner(Runner):
     ) -> dict[str, Tensor]:
         """Return reader name -> logits of a batch. The arguments are those of `Runner.outputs`.
 
-        With `labels`, heads over a vocabulary compute only the labelled tokens. Without `labels` and `states`, the
-        runner's `engine` computes the logits if it can. Raises ConfigError if an engine that must answer cannot.
+        Without `states`, the runner's `engine` computes the logits if it can. Otherwise, heads over a vocabulary
+        compute only the tokens that `labels` name. Raises ConfigError if an engine that must answer cannot.
         """
         logits = None
-        if self.engine is not None and labels is None and states is None:
+        if self.engine is not None and states is None:
             logits = self.engine.run(self.bank, batch, names)
         if logits is None:
             labels_by_reader = {} if labels is None else dict.fromkeys(names, labels)

@@ -45,6 +45,7 @@ from lamina import evaluate, fit, predict
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError, DataError, MissingExtraError, UnknownNameError
 from lamina.fusion.mean import Mean
+from lamina.heads.masked_lm import MaskedLM
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.layers.preserve import eval_mode
@@ -170,6 +171,17 @@ def test_perplexity_is_that_of_the_hidden_tokens():
     with torch.no_grad():
         expected = math.exp(float(model(**batch).loss))
     assert scored(model, task, tokenizer)["perplexity"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_words_that_an_engine_predicts_are_scored(monkeypatch: pytest.MonkeyPatch):
+    class Even:  # every word is as likely as any other
+        def run(self, bank: ReaderBank, batch: Any, names: Any) -> dict[str, torch.Tensor]:
+            return {name: torch.zeros(*batch["input_ids"].shape, bank[name].head.outputs) for name in names}
+
+    bank = ReaderBank(bert("AutoModelForMaskedLM"), masking_tokenizer())
+    bank.add("words", Reader(Mean(), MaskedLM()))
+    monkeypatch.setattr(import_module("lamina.prediction.evaluate"), "engine_of", lambda *_: Even())
+    assert evaluate(bank, {"words": running_text()})["words"]["perplexity"] == pytest.approx(bank["words"].head.outputs)
 
 
 def test_a_large_vocabulary_is_scored_in_small_batches(monkeypatch: pytest.MonkeyPatch):
