@@ -370,6 +370,8 @@ class BankRunner(Runner):
             labels_by_reader = {} if labels is None else dict.fromkeys(names, labels)
             out = self._run(batch, labels_by_reader, names, states)
             logits = {name: output.logits for name, output in out.readers.items()}
+        if all(self.bank[name].stack != "decoder" for name in names):
+            return logits
         # no step reads the last token of the longest row, which is an end token
         return {
             name: torch.cat([own[:, 1:], own[:, -1:]], dim=1) if self._is_one_late(name, states) else own
