@@ -137,9 +137,6 @@ def calibrate(  # noqa: PLR0913
     flags = monitor.second.flag if isinstance(monitor, Cascade) else monitor.flag
     positive = flagged_labels("calibrate", flags if positive is None else positive, task.labels)
     check_known("calibrate", monitor.readers, bank, "reader")
-    if bank[monitor.readers[0]].stack == "decoder":
-        came = f"reader '{monitor.readers[0]}' reads the decoder, and only the encoder reads a task's texts"
-        raise ConfigError(f"calibrate: {came}. Score texts by bank.monitor_scores and use Calibration.of.")
     runner = BankRunner(bank, "calibrate", processor)
     bank.seal_base("calibrate")
     (group,) = scoring_groups(runner, {monitor.readers[0]: task}, split, options)
@@ -329,9 +326,13 @@ def score_texts(
     `group` has the task's encoded windows, `runner` the bank, and `options` the batch size and precision. With
     `finished`, a model that reads in both directions is allowed, whose scores then depend on the whole text; without
     it, such a model is a ConfigError. With `features`, the readers' features are averaged too, for a sketch. Raises
-    NotFiniteError if a score is NaN, and ConfigError if the frozen model has changed. A pass may miss such a change:
-    call `seal_base` before choosing a threshold.
+    NotFiniteError if a score is NaN, and ConfigError if the frozen model has changed or a reader reads a decoder beside
+    an encoder. A pass may miss such a change: call `seal_base` before choosing a threshold.
     """
+    for name in (name for monitor in monitors for name in monitor.readers):
+        if runner.bank[name].stack == "decoder":
+            came = f"reader '{name}' reads the decoder, and only the encoder reads a task's texts"
+            raise ConfigError(f"{runner.op}: {came}. Score texts by bank.monitor_scores and use Calibration.of.")
     inputs = cast("Windows", group.inputs)
     encoded, texts = inputs.encoded, inputs.encoded.texts
     pieces: dict[str, list[list[Piece]]] = defaultdict(lambda: [[] for _ in range(texts)])

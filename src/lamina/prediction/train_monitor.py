@@ -291,8 +291,9 @@ def score_replies(
 
     Raises:
         UnknownNameError: If the bank does not have a monitor of this name, or lacks the monitor's reader.
-        ConfigError: If the bank has no tokenizer, the monitor is a cascade, there are no replies, one is not a pair of
-            texts, an option is out of range, or the tokenizer or the frozen model has changed.
+        ConfigError: If the bank has no tokenizer, the monitor is a cascade or reads a decoder beside an encoder, there
+            are no replies, one is not a pair of texts, an option is out of range, or the tokenizer or the frozen model
+            has changed.
         NotFiniteError: If a score is NaN.
     """
     if isinstance(monitor, str):

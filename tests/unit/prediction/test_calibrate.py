@@ -25,6 +25,7 @@ from lamina.fusion.mean import Mean
 from lamina.heads.token_classification import TokenClassification
 from lamina.monitors import EMA, Cascade, LastScore, MeanScore, Monitor
 from lamina.prediction import calibrate
+from lamina.prediction.train_monitor import score_replies
 from lamina.tasks.task import Task
 from lamina.train import fit
 
@@ -184,6 +185,9 @@ def test_a_decoder_beside_an_encoder_is_refused():
     bank.add("r", Reader(Mean(), TokenClassification(spans_task().labels, encoder_layers=0), "decoder"))
     with pytest.raises(ConfigError, match="calibrate: reader 'r' reads the decoder, and only the encoder"):
         calibrate(bank, Monitor("r", FLAGS, EMA()), spans_task())
+    bank.add("s", Reader(Mean(), TokenClassification(("O", "B-bad", "I-bad"), encoder_layers=0), "decoder"))
+    with pytest.raises(ConfigError, match="score_replies: reader 's' reads the decoder, and only the encoder"):
+        score_replies(bank, Monitor("s", ("B-bad", "I-bad")), [("the film", "is good")])
 
 
 def test_a_score_that_is_no_number_is_named():
