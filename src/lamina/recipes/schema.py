@@ -386,6 +386,8 @@ class Recipe(Strict):
         methods; methods take no "seed" among their options. If `info` has a context, a sweep has replaced values of
         grids, and tables and figures may name the old values.
         """
+        with error_at("seeds"):
+            check_values("'seeds'", self.seeds)
         read = [name for name, task in self.tasks.items() if task.readers]
         if self.methods and read:
             raise ValueError(f"task '{read[0]}' has readers and the run has methods; give one or the other")

@@ -233,6 +233,7 @@ VALUES = [
     (METHODS, "model: minilm", "model: minilm\ntrain_base: true", 1, "'train_base' and 'separately' are for readers"),
     (METHODS, "model: minilm", "model: minilm\nseparately: true", 1, "'train_base' and 'separately' are for readers"),
     (METHODS, "plain: {}", "plain: {fit: {seed: 1}}", 5, "methods.plain.fit.seed: seed is 1; methods take theirs"),
+    (METHODS, "model: minilm", "model: minilm\nseeds: [0, 1, 0]", 2, "seeds: 'seeds' has 0 twice"),
     (METHODS, "model: minilm", "model: minilm\nfit: {seed: 1}", 2, "fit.seed: seed is 1; methods take theirs from"),
     (METHODS, "kernel: 1}\n      - ", "kernel: 1}\n        ", 8, "edits.0: each edit is one name with its arguments"),
     (METHODS, "{init: unit, kernel: 1}", "unit", 8, "edits.0.insert: input should be a valid dictionary"),
