@@ -11,9 +11,10 @@ import inspect
 import json
 import logging
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from functools import partial
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, cast
@@ -56,7 +57,7 @@ TOLERANCE = 1e-4  # largest difference to PyTorch; if logits are above 1, relati
 OPSETS = (23, 18)
 _TRACED, _CHECKED = (3, 11), ((2, 14), (1, 5))  # rows and tokens of the batches to trace and to check with
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids", "decoder_attention_mask")
-_LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
+_LOGGERS = ("torch.onnx", "torch.export", "torch.fx", "onnxscript", "onnx_ir")
 _OP = "export"
 
 Batch = dict[str, Tensor]
@@ -424,7 +425,7 @@ def _reader_facts(reader: ReaderModule, digest: str) -> OutputFacts:
 
 @contextmanager
 def _as_traced(plan: ExportPlan) -> Generator[None]:
-    """Prepare the readers for a trace inside the `with` block, and silence the libraries' warnings.
+    """Prepare the readers for a trace inside the `with` block, and silence the libraries.
 
     Which layers of a fusion are active depends on its weights. Tensors in a trace have no values, so the layers are
     fixed here, for good.
@@ -436,7 +437,8 @@ def _as_traced(plan: ExportPlan) -> Generator[None]:
     try:
         for name in levels:
             logging.getLogger(name).setLevel(logging.ERROR)
-        with warnings.catch_warnings(), torch.no_grad(), uncompiled():
+        # torch prints the traced program where it cannot go on
+        with redirect_stderr(StringIO()), warnings.catch_warnings(), torch.no_grad(), uncompiled():
             warnings.simplefilter("ignore")
             yield
     finally:

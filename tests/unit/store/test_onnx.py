@@ -248,7 +248,9 @@ def test_a_reader_named_twice_is_written_once(tmp_path: Path, names: Any, monkey
     assert write.call_args.args[0].names == ["mood"]
 
 
-def test_what_cannot_be_exported_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_cannot_be_exported_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     with pytest.raises(UnknownNameError, match=r"unknown reader 'nope'; known: none"):
         export_onnx(tiny_model(), tmp_path / "out", readers=["nope"])
     with pytest.raises(UnknownNameError, match=r"unknown reader 'mod'.*Did you mean 'mood'"):
@@ -265,11 +267,13 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path, monkeypatch: pytest.
         export_onnx(bank, tmp_path / "out", main=True)
 
     def refuse(*_: Any, **__: Any) -> None:
+        sys.stderr.write("hundreds of lines of a traced program\n")
         raise RuntimeError("not translated") from NotImplementedError("no counterpart of aten.odd\nin ONNX")
 
     monkeypatch.setattr(torch.export, "export", refuse)
     with pytest.raises(UnsupportedModelError, match=r"cannot be written as ONNX \(no counterpart of aten\.odd\)"):
         export_onnx(tiny_bank(), tmp_path / "out")
+    assert "traced program" not in capsys.readouterr().err
     lost = ModuleNotFoundError("No module named 'onnx_ir'", name="onnx_ir")
     monkeypatch.setattr(onnx, "import_module", Mock(side_effect=lost))  # onnxscript is there, what it needs is not
     with pytest.raises(MissingExtraError, match=r"export: needs the package 'onnx_ir'.*'lamina\[onnx\]'"):
