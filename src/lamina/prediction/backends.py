@@ -160,8 +160,8 @@ def _engine(bank: ReaderBank, backend: Backend, names: Sequence[str], op: str) -
     if folder is not None and is_file(folder / MARK):
         try:
             opened = OnnxEngine.open(bank, folder, names=names)
-            if name == "onnx" and opened.facts.int8 is not None:
-                raise StoreError(f"{op}: the graph in {folder} is quantised; it belongs in {EXPORTED['int8']}.")
+            if (own := "onnx" if opened.facts.int8 is None else "int8") != name:
+                raise StoreError(f"{op}: the graph in {folder} is one of '{own}'; it belongs in {EXPORTED[own]}.")
             engine = opened
         except StoreError as error:
             if backend != "onnx":

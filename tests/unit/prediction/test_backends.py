@@ -166,6 +166,12 @@ def test_a_quantised_graph_in_the_folder_of_the_exact_one_is_not_used(folder: Pa
     assert len(untraced) == 1
 
 
+def test_an_exact_graph_in_the_folder_of_the_quantised_one_is_refused(folder: Path):
+    shutil.copytree(folder / "bank" / "onnx", folder / "bank" / "onnx-int8")
+    with pytest.raises(StoreError, match=r"onnx-int8 is one of 'onnx'; it belongs in onnx\."):
+        lamina.predict(loaded(folder), TEXTS, backend="int8")
+
+
 def test_a_graph_that_answers_otherwise_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch):
     plain = OnnxEngine._run
 
