@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from threading import Lock
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
-from lamina.bank.stack_pass import in_callback, past_tokens
+from lamina.bank.stack_pass import past_tokens
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,6 +38,28 @@ _REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
 }
 
 
+# What does not read the passes that run now: the listeners of each `generate` of which a callback runs.
+_hidden: ContextVar[tuple[object, ...]] = ContextVar("hidden", default=())
+
+
+@contextmanager
+def in_callback(listeners: Sequence[object]) -> Iterator[None]:
+    """Hide the passes inside the `with` block, in which a callback runs, from the listeners of its `generate`.
+
+    Listeners that the callback opens, or those of other models, read as usual.
+    """
+    before = _hidden.set((*_hidden.get(), *listeners))
+    try:
+        yield
+    finally:
+        _hidden.reset(before)
+
+
+def is_hidden(listener: object) -> bool:
+    """Return whether a callback of a `generate` that `listener` reads is running in this context."""
+    return listener in _hidden.get()
+
+
 class Generated(NamedTuple):
     """The result of a call of `generate`, for its caller and for the readers.
 
@@ -56,13 +78,14 @@ class Generated(NamedTuple):
 class _RecordedCriteria(StoppingCriteriaList):
     """The stopping criteria of one call of `generate`, wrapped to record what they decide."""
 
-    def __init__(self, criteria: list[object]) -> None:
+    def __init__(self, criteria: list[object], listeners: list[object]) -> None:
         super().__init__(criteria)
         self.results: list[Tensor] = []  # one per call, [rows]: True where the criteria end the sequence
+        self._listeners = listeners
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Record and return a mask `[rows]`: True for each sequence of `input_ids` that ends with its newest token."""
-        with in_callback():
+        with in_callback(self._listeners):
             ended = super().__call__(input_ids, scores, **kwargs)
         self.results.append(ended)
         return ended
@@ -72,9 +95,31 @@ class _RecordedCriteria(StoppingCriteriaList):
 class _SeparateProcessors(LogitsProcessorList):
     """The logits processors of one call of `generate`. Passes of the model that they run are no part of its text."""
 
+    def __init__(self, processors: list[object], listeners: list[object]) -> None:
+        super().__init__(processors)
+        self._listeners = listeners
+
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        with in_callback():
+        with in_callback(self._listeners):
             return super().__call__(input_ids, scores, **kwargs)
+
+
+@final
+class _SeparateStreamer:
+    """The streamer of one call of `generate`. Passes of the model that it runs are no part of the text."""
+
+    def __init__(self, streamer: Any, listeners: list[object]) -> None:  # noqa: ANN401
+        self._streamer, self._listeners = streamer, listeners
+
+    def put(self, value: Any) -> None:  # noqa: ANN401
+        """Pass new tokens on."""
+        with in_callback(self._listeners):
+            self._streamer.put(value)
+
+    def end(self) -> None:
+        """Say that the text has ended."""
+        with in_callback(self._listeners):
+            self._streamer.end()
 
 
 @final
@@ -103,14 +148,18 @@ class GenerateCall:
         prompt: Length of the prompt that the decoder reads, in tokens.
         prompts: `input_ids`, with padding. In an encoder-decoder, these are the decoder's start tokens; if the prompts
             are embeddings, there are none: `[rows, 0]`.
+        listeners: What reads the text. The call's callbacks hide their own passes of a model from them.
     """
 
     def __init__(
         self, model: PreTrainedModel, method: str, input_ids: Int[Tensor, "rows tokens"], kwargs: Mapping[str, Any]
     ) -> None:
-        self._criteria = _RecordedCriteria(kwargs["stopping_criteria"])
-        processors = _SeparateProcessors(kwargs["logits_processor"])
+        self.listeners = list[object]()
+        self._criteria = _RecordedCriteria(kwargs["stopping_criteria"], self.listeners)
+        processors = _SeparateProcessors(kwargs["logits_processor"], self.listeners)
         self._kwargs = {**kwargs, "stopping_criteria": self._criteria, "logits_processor": processors}
+        if kwargs.get("streamer") is not None:
+            self._kwargs["streamer"] = _SeparateStreamer(kwargs["streamer"], self.listeners)
         self.prompts = input_ids
         self.model, self.config = model, kwargs["generation_config"]
         self.beams, self.assisted = method == "_beam_search", method == "_assisted_decoding"

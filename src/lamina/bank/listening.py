@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, final, get_args
 from torch import Tensor, nn
 from transformers import GenerationMixin
 
-from lamina.bank.generation import DECODING_METHODS, GenerateCall, Generated, Interception, intercept_generate
+from lamina.bank.generation import (
+    DECODING_METHODS,
+    GenerateCall,
+    Generated,
+    Interception,
+    intercept_generate,
+    is_hidden,
+)
 from lamina.bank.generation_states import GenerationObserver, GenerationStates, Over, inputs_of
 from lamina.bank.reader import BankOutput, ReaderOutput
 from lamina.bank.stack_pass import StackPass, is_internal, past_tokens
@@ -125,17 +132,21 @@ class _Listener:
     def is_waiting(self) -> bool:
         """Return whether readers wait for a generated text: `over` includes new tokens, and some have no output yet."""
         stacks = [template for template in self._templates if reads_generated_text(template, self._model)]
-        return self.over != "prompt" and not all(map(self._has_output, stacks))
+        return self.over != "prompt" and not is_hidden(self) and not all(map(self._has_output, stacks))
 
     def is_reading(self) -> bool:
-        return not all(map(self._has_output, self._templates))
+        return not is_hidden(self) and not all(map(self._has_output, self._templates))
+
+    def _ignores(self) -> bool:
+        """Return whether the pass that runs now is a bank's own, or one of a callback of a `generate` that is read."""
+        return is_internal.get() or is_hidden(self)
 
     def on_call(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Store the arguments of a call of a module around a stack; a forward pre-hook of that module.
 
         If no such call is under way in this thread, also put a frozen model in eval mode, until `on_return`.
         """
-        if is_internal.get():
+        if self._ignores():
             return
         thread, named = get_ident(), arguments(module, args, kwargs)
         if not self._calls[thread] and not self._is_trained():
@@ -145,7 +156,7 @@ class _Listener:
 
     def on_return(self, module: nn.Module, *_: object) -> None:
         """Drop what `on_call` stored; after the outermost call, restore the model's mode. Also called on errors."""
-        if is_internal.get():
+        if self._ignores():
             return
         thread = get_ident()
         self._calls[thread].pop(module, None)
@@ -170,8 +181,9 @@ class _Listener:
         the module that contains the stack. Unless `over` is "prompt", a text that is continued from a cache outside of
         `generate` drops all outputs and raises ConfigError.
         """
-        if is_internal.get():
-            ran = f"only a bank's own pass over the stack '{template.stack.name}' ran"
+        if self._ignores():
+            whose = "bank's own" if is_internal.get() else "callback's"
+            ran = f"only a {whose} pass over the stack '{template.stack.name}' ran"
             self._explain(template, f"{ran}, which is not part of the main job")
             return
         thread = get_ident()
@@ -209,7 +221,7 @@ class _Listener:
         The last state of a single pass completes the outputs of its readers.
         """
         key = get_ident(), template
-        if is_internal.get():
+        if self._ignores():
             return
         if text := self._texts.get(key):
             text.on_state(layer, state)
@@ -222,13 +234,13 @@ class _Listener:
 
     def on_inner_state(self, template: StackPass, site: Site, layer: int, state: Tensor) -> None:
         """Pass a value from inside the block of `layer` to the single pass that `template` reads now, if any."""
-        if not is_internal.get() and (stack_pass := self._running.get((get_ident(), template))) is not None:
+        if not self._ignores() and (stack_pass := self._running.get((get_ident(), template))) is not None:
             stack_pass.on_inner_state(site, layer, state)
 
     def on_end(self, template: StackPass, *_: object) -> None:
         """End a pass over a stack; raise ConfigError if it did not compute a layer that a reader needs."""
         key = get_ident(), template
-        if is_internal.get():
+        if self._ignores():
             return
         if text := self._texts.get(key):
             text.on_end()
@@ -279,8 +291,10 @@ class _Listener:
         """
         thread, outputs = get_ident(), self.outputs.readers
         templates = [template for template in self._templates if reads_generated_text(template, self._model)]
-        if is_internal.get() or (self.over == "prompt" and not call.prompt_in_pieces):
+        if is_hidden(self) or (self.over == "prompt" and not call.prompt_in_pieces):
             templates = []  # a callback generates; or the first pass reads the whole prompt, like any other pass
+        else:
+            call.listeners.append(self)
         waiting = self._readable(templates)
         if waiting:
             call.check()

@@ -36,19 +36,8 @@ Inputs = Mapping[str, object]  # keyword arguments of a call of the model: tenso
 Features = Sequence[tuple[Sequence[str], Sequence[Tensor] | Tensor]]  # for each stream its readers' names and features
 OnInnerState = Callable[[Site, int, Tensor], None]
 _FEW = 32  # tokens up to which starting the operations of a head takes longer than computing them
-# Whether a bank runs the model itself, or a callback of `generate` may. Such a pass is not part of the main job, so no
-# listening reader reads it.
+# Whether a bank runs the model itself. Such a pass is not part of the main job, so no listening reader reads it.
 is_internal: ContextVar[bool] = ContextVar("is_internal", default=False)
-
-
-@contextmanager
-def in_callback() -> Iterator[None]:
-    """Let listening readers ignore passes of the model inside the `with` block, in which a callback runs."""
-    before = is_internal.set(True)
-    try:
-        yield
-    finally:
-        is_internal.reset(before)
 
 
 class StackPass:

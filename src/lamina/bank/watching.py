@@ -17,12 +17,12 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase, StoppingCriteria
 
 from lamina.bank.detokenizer import Detokenizer
-from lamina.bank.generation import GenerateCall
+from lamina.bank.generation import GenerateCall, in_callback
 from lamina.bank.generation_states import GenerationObserver, TokenBlock
 from lamina.bank.listening import check_over, listening
 from lamina.bank.monitoring import causal_pass, check_monitors, check_reads_stepwise, read_tokens, stored_monitors
 from lamina.bank.prompt_inputs import Prompts, check_prompt_length, encode_prompts, text_tokenizer
-from lamina.bank.stack_pass import Inputs, StackPass, in_callback
+from lamina.bank.stack_pass import Inputs, StackPass
 from lamina.bank.step import Step
 from lamina.errors import ConfigError, check_known
 from lamina.layers.preserve import evaluating
@@ -156,7 +156,7 @@ class _WatchedText(GenerationObserver):
         tokenizer: PreTrainedTokenizerBase | None,
         drift: Mapping[str, DriftWatcher],
     ) -> None:
-        self.every = every
+        self.every, self._listeners = every, call.listeners
         self.facts = _RepliesSoFar(drift, {name: monitors[name].readers[0] for name in drift})
         self.is_open = True  # while `generate` writes it
         self.steps: list[Step] = []
@@ -259,7 +259,7 @@ class _WatchedText(GenerationObserver):
         step = Step(len(self.steps), tokens, real, self._by_name(scores), self._by_name(flags), texts)
         self.steps.append(step)
         if self._on_token is not None:
-            with in_callback():
+            with in_callback(self._listeners):
                 self._on_token(step)
 
     def _texts(self, tokens: list[int], real: list[bool], is_last: list[bool]) -> tuple[str, ...] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import copy
 import functools
 import threading
 from collections.abc import Callable
@@ -179,6 +180,52 @@ def test_what_a_callback_runs_is_no_part_of_the_text(how: str):
         assert torch.equal(model.generate(PROMPT, **options, **inside), text)
     scores = ([step.score["flag"] for step in own.steps] for own in (watch, plain))
     assert next(scores) == pytest.approx(next(scores))
+    assert [step.token_id for step in watch.steps] == text[0, 3:].tolist()
+
+
+@torch.no_grad()
+def test_a_callback_listens_to_texts_of_its_own():
+    bank, seen = bank_of(), list[int]()
+    model = model_of(bank)
+    others = [bank_of(copy.deepcopy(model)), bank_of(model)]
+    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": PAD, "attention_mask": torch.ones_like(PROMPT)}
+
+    def inside(ids: Tensor, scores: Tensor) -> Tensor:
+        for other in others:
+            with other.listen(over="both") as outputs:
+                model_of(other).generate(PROMPT, **options)
+            seen.append(outputs["flag"].logits.shape[1])
+        # an option that readers of the outer text could not follow
+        model.generate(ids, guidance_scale=2.0, **{**options, "attention_mask": torch.ones_like(ids)})
+        return scores
+
+    with bank.listen(over="both") as expected:
+        text = model.generate(PROMPT, **options)
+    with bank.listen(over="both") as outputs:
+        assert torch.equal(model.generate(PROMPT, logits_processor=[inside], **options), text)
+    torch.testing.assert_close(outputs["flag"].logits, expected["flag"].logits)
+    assert seen == [expected["flag"].logits.shape[1]] * 6
+
+
+@torch.no_grad()
+def test_what_a_streamer_runs_is_no_part_of_the_text():
+    class Running:
+        def put(self, value: Tensor) -> None:
+            model(value.reshape(1, -1))
+
+        def end(self) -> None:
+            model(PROMPT)
+
+    bank = bank_of()
+    model = model_of(bank)
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": PAD, "attention_mask": torch.ones_like(PROMPT)}
+    with bank.listen(over="output") as expected:
+        text = model.generate(PROMPT, **options)
+    with bank.listen(over="output") as outputs:
+        assert torch.equal(model.generate(PROMPT, streamer=Running(), **options), text)
+    torch.testing.assert_close(outputs["flag"].logits, expected["flag"].logits)
+    with bank.watch([FLAG]) as watch:
+        assert torch.equal(model.generate(PROMPT, streamer=Running(), **options), text)
     assert [step.token_id for step in watch.steps] == text[0, 3:].tolist()
 
 
