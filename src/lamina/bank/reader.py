@@ -35,6 +35,8 @@ Info = JSONObject  # JSON-ready facts that are saved with a reader or a bank
 # The key of the monitors in `ReaderModule.info`, which is saved with the reader and replaced when it is trained again.
 MONITORS = "monitors"
 WATCHES = "watch"  # the key in `ReaderModule.info` of a reader that was added with `watch=True`; training keeps it
+# The key of a tagger on a decoder whose tags belong to the steps that read the words; earlier ones had the step before.
+READS_WORDS = "reads_words"
 
 
 _EXAMPLES = {"fusion": "AdaLayers(dim=64)", "head": "SequenceClassification(labels)"}

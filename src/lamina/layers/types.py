@@ -142,11 +142,20 @@ def start_token(tokenizer: Tokenizer) -> int:
 
 def adds_end(tokenizer: Tokenizer) -> bool:
     """Return whether a tokenizer puts its end token after a text. A model that continues the text must not read it."""
+    return tokenizer.eos_token_id is not None and _last_id(tokenizer) == tokenizer.eos_token_id
+
+
+def adds_last(tokenizer: Tokenizer) -> bool:
+    """Return whether a tokenizer puts any special token after a text, so that the last token is no part of a word."""
+    return _last_id(tokenizer) in {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+
+
+def _last_id(tokenizer: Tokenizer) -> int | None:
     if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
         ids = tokenizer("a")["input_ids"]
     else:  # unlike a call of `tokenizer`, this changes no settings
         ids = (one := backend.encode("a")).ids[unpadded(one)]
-    return tokenizer.eos_token_id is not None and ids[-1:] == [tokenizer.eos_token_id]
+    return ids[-1] if ids else None
 
 
 def unpadded(encoding: tokenizers.Encoding) -> slice:

@@ -159,10 +159,7 @@ def _engine(bank: ReaderBank, backend: Backend, names: Sequence[str], op: str) -
     folder, engine = export_folder(bank, name), None
     if folder is not None and is_file(folder / MARK):
         try:
-            opened = OnnxEngine.open(bank, folder, names=names)
-            if (own := "onnx" if opened.facts.int8 is None else "int8") != name:
-                raise StoreError(f"{op}: the graph in {folder} is one of '{own}'; it belongs in {EXPORTED[own]}.")
-            engine = opened
+            engine = OnnxEngine.open(bank, folder, names=names, quantised=name == "int8")
         except StoreError as error:
             if backend != "onnx":
                 raise

@@ -80,7 +80,7 @@ def export_int8(
         _quantise(bank, plain / GRAPH, stage / GRAPH)
         facts = facts.model_copy(update={"sha256": hash_of_graph(stage), "int8": {}})
         write_json(stage / MARK, facts.model_dump())
-        with engine_in_use(bank, "int8", OnnxEngine.open(bank, stage)):
+        with engine_in_use(bank, "int8", OnnxEngine.open(bank, stage, quantised=True)):
             quantised = evaluate(bank, tasks, backend="int8", progress=progress, **columns)
         scores: dict[str, Int8Score] = {}
         for name, own in exact.items():

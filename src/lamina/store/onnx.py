@@ -269,8 +269,8 @@ def _copied(bank_or_model: ReaderBank | PreTrainedModel, processor: Processor | 
     return bank.eval()
 
 
-def _refusal(model_type: str, reason: str) -> UnsupportedModelError:
-    return UnsupportedModelError(op=_OP, model_type=model_type, reason=reason, hint="Serve it with PyTorch.")
+def _refusal(model_type: str, reason: str, hint: str = "Serve it with PyTorch.") -> UnsupportedModelError:
+    return UnsupportedModelError(op=_OP, model_type=model_type, reason=reason, hint=hint)
 
 
 class ExportPlan:
@@ -305,7 +305,10 @@ class ExportPlan:
         if towers := [name for name in stacks if bank.stacks[name].tower is not None]:
             raise _refusal(self.model_type, f"its tower for '{towers[0]}' runs apart from the others")
         if getattr(self.model.config, "attention_type", None) == "block_sparse":  # a trace has a short text
-            raise _refusal(self.model_type, "its attention is another one for long texts, and a graph has only one")
+            hint = "Load it with attention_type='original_full', or serve it with PyTorch."
+            raise _refusal(
+                self.model_type, "it computes attention differently for long texts, which a graph cannot", hint
+            )
         if stacks:
             bank.check_base(_OP, stacks)  # not in the trace, which has other tensors
         self._runs = self.model if main or stacks != {"encoder"} else self.model.get_encoder()

@@ -59,17 +59,20 @@ class OnnxEngine:
         self._options.only_execute_path_to_fetches = True  # readers that are not asked for cost nothing
 
     @classmethod
-    def open(cls, bank: ReaderBank, folder: Path, *, names: Sequence[str] | None = None) -> OnnxEngine:
+    def open(
+        cls, bank: ReaderBank, folder: Path, *, names: Sequence[str] | None = None, quantised: bool = False
+    ) -> OnnxEngine:
         """Open an export for a bank, and compare its answers to small batches with PyTorch's.
 
         Args:
             bank: The bank, on the CPU.
             folder: The folder of the export.
             names: Readers for which the graph must answer. None: all readers of the bank.
+            quantised: Whether the graph must be one that `export_int8` wrote; otherwise it must not.
 
         Raises:
-            StoreError: If the files are damaged, or belong to another bank or base, or the answers differ from
-                PyTorch's. A quantised graph is not compared.
+            StoreError: If the files are damaged, or belong to another bank or base, the graph is quantised or not
+                against `quantised`, or the answers differ from PyTorch's. A quantised graph is not compared.
             UnknownNameError: If `onnx.json` has an unknown key.
             ConfigError: If the frozen model or the processor has changed since the bank was made.
             MissingExtraError: If onnxruntime, or a package that it imports, is not installed.
@@ -83,6 +86,9 @@ class OnnxEngine:
         if others := [name for name in (bank if names is None else names) if name not in same]:
             problem = f"{folder} was not exported from reader '{others[0]}' of this bank"
             raise StoreError(f"{_OP}: {problem}. Export it again.")
+        if quantised != (facts.int8 is not None):
+            has, needs = ("in float32", "quantised") if quantised else ("quantised", "in float32")
+            raise StoreError(f"{_OP}: the graph in {folder} is {has}; one {needs} is needed. Export it again.")
         if facts.sha256 != hash_of_graph(folder):
             raise StoreError(f"{_OP}: the graph in {folder} is damaged; its SHA-256 differs. Export it again.")
         try:

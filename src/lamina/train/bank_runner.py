@@ -12,12 +12,14 @@ import psutil
 import torch
 from torch import nn
 
+from lamina.bank.reader import READS_WORDS
 from lamina.bank.recorded_base import check_reads_recorded, check_recorded_base
 from lamina.data.state_cache import CacheSettings, open_states
 from lamina.errors import ConfigError, check_known
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.preserve import evaluating
 from lamina.layers.recorded import RecordedModel
+from lamina.layers.types import adds_last, tokenizer_of
 from lamina.store.processors import check_inputs, check_same_inputs
 from lamina.store.save_model import check_reloads
 from lamina.tasks import kind_of
@@ -112,8 +114,8 @@ class BankRunner(Runner):
         Raises:
             UnknownNameError: If the bank has no reader of a task's name, or a task does not have a split.
             ConfigError: If there is no task, a split has no labelled row, task and head differ in kind, problem type or
-                labels, a reader of the decoder has a task without texts, or the frozen model has changed since the bank
-                was made.
+                labels, a reader of the decoder has a task without texts, or tags and a tokenizer without an end token,
+                or the frozen model has changed since the bank was made.
         """
         if not tasks:
             raise ConfigError(f"{self.op}: no task was given; at least one is needed, as {{reader name: task}}.")
@@ -125,6 +127,12 @@ class BankRunner(Runner):
             if self.bank[name].stack == "decoder" and task.kind.processor != "tokenizer":
                 came = f"reader '{name}' reads the decoder, and a task of kind {task.kind} has no texts for it"
                 raise ConfigError(f"{self.op}: {came}. Make the reader with stack='encoder'.")
+            if self._is_one_late(name, None) and not adds_last(tokenizer_of(self.processor)):
+                came = (
+                    f"reader '{name}' tags words of the decoder, which does not read the last one without an end token"
+                )
+                hint = "Use a tokenizer that adds one, or make the reader with stack='encoder'"
+                raise ConfigError(f"{self.op}: {came}. {hint}.")
             for what in ("kind", "problem_type", "labels"):
                 has, needs = getattr(head, what), getattr(task, what)
                 needs = str(needs) if what == "kind" else needs
@@ -304,6 +312,8 @@ class BankRunner(Runner):
         learners = []
         for name, task in tasks.items():
             groups, total = reader_groups(self.bank[name], rates[name], options, self.op), plan.steps_of(name)
+            if self._is_one_late(name, None):
+                self.bank[name].info[READS_WORDS] = True
             output = getattr(self.bank[name].head, "output", None)
             if task.problem_type == "regression" and isinstance(output, nn.Linear):
                 spread = start_output(output, label_array(task.split("train")))
@@ -331,11 +341,16 @@ class BankRunner(Runner):
         """Return whether a reader tags tokens that its stack reads one step late: a decoder, behind its start token.
 
         A generated token is read at its own step, so the tag of a token is learnt and predicted at the step that reads
-        it. Cached `states` were recorded at that step.
+        it. Cached `states` were recorded at that step. Readers of earlier versions learnt the step before.
         """
-        if states is not None or self.bank[name].stack != "decoder":
+        reader = self.bank[name]
+        if (
+            states is not None
+            or reader.stack != "decoder"
+            or ("task" in reader.info and READS_WORDS not in reader.info)
+        ):
             return False
-        kind = kind_of(self.bank[name].config.head.kind)
+        kind = kind_of(reader.config.head.kind)
         return kind.per_token and kind.has_classes
 
     def losses(
@@ -372,7 +387,7 @@ class BankRunner(Runner):
             logits = {name: output.logits for name, output in out.readers.items()}
         if all(self.bank[name].stack != "decoder" for name in names):
             return logits
-        # no step reads the last token of the longest row, which is an end token
+        # no step reads the last token of the longest row, which is an end token (`check`)
         return {
             name: torch.cat([own[:, 1:], own[:, -1:]], dim=1) if self._is_one_late(name, states) else own
             for name, own in logits.items()

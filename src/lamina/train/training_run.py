@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from lamina.bank import ReaderBank, ReaderModule
-from lamina.bank.reader import WATCHES
+from lamina.bank.reader import READS_WORDS, WATCHES
 from lamina.editing.record import set_location
 from lamina.errors import ConfigError, DataError
 from lamina.layers.devices import check_has_weights
@@ -131,9 +131,9 @@ def train(  # noqa: PLR0913
         groups = _training_groups(runner, tasks, specs, options, encodings, states or {})
         validated = {name: task for name, task in tasks.items() if specs[name].task in scored}
         validation = list(groups_of(runner, validated, "validation", options, encodings))
-        _keep_learnt(runner, groups)
         start, epochs = time.perf_counter(), {name: int(spec.epochs or 1) for name, spec in specs.items()}
         plan = _checked_plan(target, Plan(groups, epochs, options.step_size, options.seed, options.max_steps))
+        _keep_learnt(runner, groups)
         runner.prepare([*groups, *validation], options, plan.last_epoch())
         rates = {name: float(spec.learning_rate or 0) for name, spec in specs.items()}
         learners, saved = runner.learners(tasks, plan, rates, options), None
@@ -379,7 +379,7 @@ def _specs(
         if grid:
             raise ConfigError("fit: a grid was given for a whole model; only readers have grids.")
         return {name: RunSpec(name, task=name, learning_rate=rates[name], epochs=epochs[name]) for name in tasks}
-    if others := [name for name in bank if bank.train_base and name not in tasks and bank[name].info]:
+    if others := [name for name in bank if bank.train_base and name not in tasks and "task" in bank[name].info]:
         problem = f"the model is trained too, and the trained readers {', '.join(map(repr, others))} have no task"
         raise ConfigError(f"fit: {problem}; they would read another model. Give them tasks, or remove them.")
     return expand_into(bank, tasks, grid, rates, epochs)
@@ -419,7 +419,7 @@ def _record_training(engine: Engine) -> None:
         learner = engine.learners[name]
         if isinstance(learner.module, ReaderModule):
             record_inputs([learner.module], engine.runner.processor)
-            kept = (*task.kind.learnt_keys, WATCHES)
+            kept = (*task.kind.learnt_keys, WATCHES, READS_WORDS)
             learnt = {key: value for key, value in learner.module.info.items() if key in kept}
             split = task.split("train")
             length, spaced, pairs, missing = None, None, split.pairs, task.missing_labels

@@ -7,10 +7,22 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.stored import tiny_tokenizer
 from tests.support.tiny import FAMILIES
 from tests.support.training import length_of_text, names, reader, tiny_bank, tiny_model, yes_no
+from tokenizers.processors import TemplateProcessing
 
-from lamina import DWAtt, Reader, ReaderBank, SequenceClassification, SingleLayer, TokenClassification, fit
+from lamina import (
+    DWAtt,
+    Reader,
+    ReaderBank,
+    SequenceClassification,
+    SingleLayer,
+    Task,
+    TokenClassification,
+    fit,
+    predict,
+)
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.tasks.split import Split
 from lamina.train import bank_runner as readers
@@ -64,6 +76,31 @@ def test_tags_are_read_at_the_step_that_reads_the_token(stack: str):
     assert (logits[0] != logits[1]).any(-1).tolist() == [False, False, True, False, False]  # layer 0 reads no other one
     (loss,) = runner.losses(batch, {"tags": labels}, ["tags"], None)
     torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits[:, 2], labels[:, 2]))
+
+
+def test_a_tagger_of_a_decoder_keeps_the_steps_that_it_learnt():
+    bank = tiny_bank({}, FAMILIES["bart"].known())
+    bank.add("tags", Reader(SingleLayer(0), TokenClassification(("O", "X"), encoder_layers=0), "decoder"))
+    rows = [{"words": "the film is good", "tags": ["O", "X", "O", "X"]}] * 8
+    data = {"train": [{**row, "words": row["words"].split()} for row in rows]}
+    task = Task.from_dataset("token_classification", data, text="words", label="tags")
+    fit(bank.eval(), {"tags": task}, epochs=1, keep="last", progress=False)
+    assert bank["tags"].info["reads_words"] is True
+    new = predict(bank, ["the film is good"])[0]["tags"]
+    del bank["tags"].info["reads_words"]  # as an earlier version saved it
+    old = predict(bank, ["the film is good"])[0]["tags"]
+    assert [word["score"] for word in old[1:]] == pytest.approx([word["score"] for word in new[:-1]])
+
+
+def test_tags_of_a_decoder_need_an_end_token():
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
+    bank = ReaderBank(FAMILIES["bart"].known(), tokenizer)
+    bank.add("tags", Reader(SingleLayer(0), TokenClassification(("O", "X"), encoder_layers=0), "decoder"))
+    data = {"train": [{"words": ["the", "film"], "tags": ["O", "X"]}] * 8}
+    task = Task.from_dataset("token_classification", data, text="words", label="tags")
+    with pytest.raises(ConfigError, match=r"reader 'tags' tags words of the decoder.*without an end token"):
+        fit(bank, {"tags": task}, epochs=1, progress=False)
 
 
 def test_no_task_at_all():

@@ -229,7 +229,8 @@ def test_a_limit_of_steps_that_some_readers_reach_in_an_earlier_epoch_is_refused
 
 
 def test_a_trained_reader_is_not_left_behind_while_its_model_is_trained():
-    bank = trained_bank("a", "b")
+    bank = trained_bank("a", "b", "new")
+    bank["new"].info["watch"] = True  # of a reader that bank.add(watch=True) made
     fit(bank, {"a": TASK}, **OPTIONS)
     with pytest.raises(ConfigError, match="the trained readers 'a' have no task"):
         fit(bank, {"b": TASK}, **OPTIONS)
