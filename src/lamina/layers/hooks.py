@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -291,6 +291,45 @@ def decoder_inputs(model: nn.Module, batch: Mapping[str, object]) -> dict[str, T
     if not isinstance(ids, Tensor) or start is None or any(batch.get(name) is not None for name in DECODER_INPUTS):
         return {}
     return {"decoder_input_ids": torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], dim=1)}
+
+
+@contextmanager
+def record_token_ids(
+    model: nn.Module, stacks: Iterable[LayerStack], batch: Mapping[str, object]
+) -> Generator[dict[str, Tensor]]:
+    """Record the token ids that stacks read when `run_stacks` runs the batch inside the `with` block.
+
+    A decoder beside an encoder reads other ids than the encoder: `decoder_inputs`, or the model itself if its config
+    has no start token, shifts them right. So the decoder's ids are those that it is called with.
+
+    Args:
+        model: The model.
+        stacks: Its stacks.
+        batch: Keyword arguments of the model.
+
+    Yields:
+        Stack name -> ids `[batch, tokens]`; a decoder's are complete after the pass. A stack is missing if the batch
+        has no `input_ids` for it, or if the model made the ids itself and gives only their embeddings to the decoder.
+    """
+    ids: dict[str, Tensor] = {}
+
+    def put(stack: LayerStack, value: object) -> None:
+        if isinstance(value, Tensor):
+            ids[stack.name] = value
+
+    with ContextHooks() as hooks:
+        for stack in stacks:
+            if stack.name != "decoder":
+                put(stack, batch.get("input_ids"))
+                continue
+            # the scope of some decoders, such as that of a BERT, gets only embeddings
+            put(stack, {**batch, **decoder_inputs(model, batch)}.get("decoder_input_ids"))
+
+            def start(args: tuple[object, ...], kwargs: dict[str, object], stack: LayerStack = stack) -> None:
+                put(stack, arguments(stack.scope, args, kwargs).get("input_ids"))
+
+            watch_selected(hooks, stack, (), lambda _layer, _state: None, start)
+        yield ids
 
 
 def token_mask(

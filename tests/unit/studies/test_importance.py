@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.support.stored import TEXTS, tiny_model, tiny_tokenizer
 from tests.support.tiny import FAMILIES
+from transformers import BartModel
 
 from lamina import (
     AdaLayers,
@@ -125,6 +126,35 @@ def test_contributions_of_a_decoder_name_the_tokens_that_it_reads():
     table = contributions(bank, "the film").table.query("layer == 0").groupby("reader")["token"].apply(list)
     assert table["encoder"] == ["[CLS]", "the", "film", "[SEP]"]
     assert table["decoder"] == ["[SEP]", "[CLS]", "the", "film"]  # 3, the model's start token, is [SEP] here
+
+
+def test_contributions_of_a_decoder_that_shifts_the_text_by_itself_name_the_tokens_that_it_reads():
+    model = FAMILIES["mbart"].known()
+    model.config.decoder_start_token_id = None  # as in mBART: the last token, the language's code, comes first
+    bank = ReaderBank(model, tiny_tokenizer())
+    bank.add("decoder", Reader(ScalarMix(), HEAD, "decoder"))
+    table = contributions(bank, "good film").table.query("layer == 0")
+    assert [*table["token"]] == ["[SEP]", "[CLS]", "good", "film"]
+
+
+class _Embedding(BartModel):
+    """A model that makes the decoder's input itself, and gives it embeddings."""
+
+    def forward(self, input_ids, attention_mask=None, decoder_input_ids=None, **options):
+        made = self.decoder.embed_tokens(input_ids if decoder_input_ids is None else decoder_input_ids)
+        return super().forward(input_ids, attention_mask, decoder_inputs_embeds=made, **options)
+
+
+@pytest.mark.parametrize(("start", "tokens"), [(None, [""] * 4), (3, ["[SEP]", "[CLS]", "the", "film"])])
+def test_contributions_of_a_decoder_have_no_tokens_if_only_the_model_knows_them(start, tokens):
+    config = FAMILIES["bart"].known().config
+    config.decoder_start_token_id = start
+    bank = ReaderBank(_Embedding(config), tiny_tokenizer())
+    for stack in ("encoder", "decoder"):
+        bank.add(stack, Reader(ScalarMix(), HEAD, stack))
+    table = contributions(bank, "the film").table.query("layer == 0").groupby("reader")["token"].apply(list)
+    assert table["encoder"] == ["[CLS]", "the", "film", "[SEP]"]
+    assert table["decoder"] == tokens
 
 
 def test_contributions_are_the_weights_of_fusions_with_weights_per_token():

@@ -14,7 +14,7 @@ from lamina.bank import ReaderBank
 from lamina.bank.layer_amounts import layer_amounts
 from lamina.errors import ConfigError
 from lamina.fusion.input_weighted import InputWeighted
-from lamina.layers.hooks import decoder_inputs
+from lamina.layers.hooks import record_token_ids
 from lamina.layers.selectors import ranges
 from lamina.layers.types import tokenizer_of
 from lamina.studies.passes import Text, group_batches, text_inputs
@@ -201,7 +201,8 @@ def contributions(bank: ReaderBank, text: Text, *, readers: Sequence[str] | str 
         readers: Names of the readers. None: all whose fusion is listed above.
 
     Returns:
-        A study with the columns "reader", "position" (in the stack's input, from 0), "token", "layer", "measure"
+        A study with the columns "reader", "position" (in the stack's input, from 0), "token" (that the stack reads
+        there; "" if the model makes the decoder's input itself and gives it only embeddings), "layer", "measure"
         ("contribution") and "score": the contribution divided by the token's sum over layers, so that a token's scores
         sum to 1 (or are all 0, where no layer adds anything). Readers with another fusion are listed in
         `settings["left_out"]`.
@@ -219,18 +220,19 @@ def contributions(bank: ReaderBank, text: Text, *, readers: Sequence[str] | str 
     check_given("contributions", readers=names)
     inputs = text_inputs(bank.model, [text], bank.processor, None, op="contributions")
     batch = {name: value.to(bank.device) for name, value in inputs.batch([0]).items()}
-    ids = batch["input_ids"], decoder_inputs(bank.model, batch).get("decoder_input_ids", batch["input_ids"])
-    tokens, late = (tokenizer_of(inputs.processor).convert_ids_to_tokens(read[0].tolist()) for read in ids)
     rows: list[Row] = []
     unsupported: list[str] = []
-    amounts_by_reader = layer_amounts(bank, names, batch)
+    with record_token_ids(bank.model, bank.stacks.values(), batch) as ids:
+        amounts_by_reader = layer_amounts(bank, names, batch)
+    tokenizer = tokenizer_of(inputs.processor)
+    tokens = {stack: tokenizer.convert_ids_to_tokens(read[0].tolist()) for stack, read in ids.items()}
     for name, amounts in amounts_by_reader.items():
         if amounts is None:
             unsupported.append(f"'{name}' ({type(bank[name].config.fusion).__name__})")
             continue
         totals = amounts.sum(0).clamp(min=torch.finfo(amounts.dtype).tiny)  # a token that adds nothing has shares of 0
+        read = tokens.get(bank[name].stack, [""] * amounts.shape[1])
         for layer, shares in zip(bank[name].layers, amounts / totals, strict=True):
-            read = late if bank[name].stack == "decoder" else tokens
             for position, (token, share) in enumerate(zip(read, shares.tolist(), strict=True)):
                 place = {"reader": name, "position": position, "token": token, "layer": layer}
                 rows.append({**place, "measure": "contribution", "score": share})
