@@ -12,6 +12,7 @@ import torch
 from lamina.bank.layer_amounts import layer_amounts
 from lamina.errors import NotFiniteError
 from lamina.fusion.input_weighted import InputWeighted
+from lamina.layers.hooks import record_token_ids
 from lamina.layers.preserve import evaluating
 from lamina.layers.types import tokenizer_of
 from lamina.serve.workers import ReaderWorker
@@ -64,18 +65,22 @@ class ExplainWorker(ReaderWorker[Explanation]):
         tasks: JSONObject = {}
         for group in prepared.groups:
             batch = {name: value.to(self.bank.device) for name, value in group.inputs.batch([0]).items()}
-            ids = batch["input_ids"][0].tolist() if "input_ids" in batch else None  # images and audio have none
-            tokens = None if ids is None else [tokenizer_of(self.bank.processor).decode([number]) for number in ids]
-            amounts = layer_amounts(self.bank, [*group.tasks], batch)
-            tasks |= {name: self._task(name, tokens, amounts[name]) for name in group.tasks}
+            with record_token_ids(self.bank.model, self.bank.stacks.values(), batch) as ids:
+                amounts = layer_amounts(self.bank, [*group.tasks], batch)
+            tokens = {
+                stack: [tokenizer_of(self.bank.processor).decode([number]) for number in read[0].tolist()]
+                for stack, read in ids.items()
+            }
+            tasks |= {name: self._task(name, tokens.get(self.bank[name].stack), amounts[name]) for name in group.tasks}
             seconds = {kind: seconds[kind] + spent for kind, spent in self._timed(group, batch).items()}
         return {"seconds": dict(seconds), "tasks": {name: tasks[name] for name in self.names}}
 
     def _task(self, name: str, tokens: list[str] | None, amounts: Tensor | None) -> JSONObject:
         """Return the explanation of the answer of the reader `name` about a text. The answer is not a part of it.
 
-        `tokens` are the text's as the model reads them; None for images and audio. `amounts` are the contributions to
-        the answer, `[layers, tokens]`. None: the reader's fusion cannot compute them.
+        `tokens` are the text's as the reader's stack reads them; None for images and audio, and if `record_token_ids`
+        has none for the stack. `amounts` are the contributions to the answer, `[layers, tokens]`. None: the reader's
+        fusion cannot compute them.
 
         Returns:
             "layers": indices of the layers that the reader reads. "importance": learned share of each of these layers,

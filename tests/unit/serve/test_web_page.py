@@ -9,7 +9,7 @@ import torch
 from fastapi.testclient import TestClient
 from tests.support.finetuned import image_processor, vit
 from tests.support.stored import tiny_bank, tiny_tokenizer
-from tests.support.tiny import model_of
+from tests.support.tiny import FAMILIES, model_of
 
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError
@@ -84,6 +84,20 @@ def test_explanations_have_the_limits_of_predictions(client: TestClient):
     assert client.post("/explain", json={"inputs": [["a"], ["b"]]}).status_code == 422
     pair = client.post("/explain", json={"inputs": [TEXT, "bad"], "tasks": ["mood"]})
     assert len(pair.json()["tasks"]["mood"]["tokens"]) == 9
+
+
+@pytest.mark.parametrize("start", [3, None])
+def test_an_answer_of_a_decoder_is_explained_with_the_tokens_that_it_reads(start: int | None):
+    model = FAMILIES["mbart"].known()
+    model.config.decoder_start_token_id = start  # None: the model moves the last token to the front, [SEP] too
+    bank = ReaderBank(model, tiny_tokenizer())
+    for stack in ("encoder", "decoder"):
+        bank.add(stack, Reader(ScalarMix(), SequenceClassification(("no", "yes")), stack))
+    with TestClient(create_app(bank.eval())) as client:
+        tasks = client.post("/explain", json={"inputs": "the film"}).json()["tasks"]
+    assert tasks["encoder"]["tokens"] == ["[CLS]", "the", "film", "[SEP]"]
+    assert tasks["decoder"]["tokens"] == ["[SEP]", "[CLS]", "the", "film"]
+    assert {len(row) for row in tasks["decoder"]["contributions"]} == {4}
 
 
 def test_the_page_allows_only_its_own_scripts_and_holds_no_data_of_the_bank(bank: ReaderBank):
