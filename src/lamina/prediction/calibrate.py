@@ -136,7 +136,7 @@ def calibrate(  # noqa: PLR0913
     )
     flags = monitor.second.flag if isinstance(monitor, Cascade) else monitor.flag
     positive = flagged_labels("calibrate", flags if positive is None else positive, task.labels)
-    check_known("calibrate", monitor.readers, bank, "reader")
+    check_reads_texts("calibrate", bank, monitor.readers)
     runner = BankRunner(bank, "calibrate", processor)
     bank.seal_base("calibrate")
     (group,) = scoring_groups(runner, {monitor.readers[0]: task}, split, options)
@@ -311,6 +311,19 @@ def warn_of_ties(op: str, scores: TextScores, positive: Sequence[bool | None], f
         )
 
 
+def check_reads_texts(op: str, bank: ReaderBank, names: Sequence[str]) -> None:
+    """Check that the readers `names` of a bank exist and can score a task's texts; see `score_texts`.
+
+    Raises UnknownNameError if there is no such reader, and ConfigError if one reads a decoder beside an encoder: it
+    reads the text behind a start token, so its scores belong to other tokens. `op` begins messages.
+    """
+    check_known(op, names, bank, "reader")
+    for name in names:
+        if bank[name].stack == "decoder":
+            came = f"reader '{name}' reads the decoder, and only the encoder reads a task's texts"
+            raise ConfigError(f"{op}: {came}. Score texts by bank.monitor_scores and use Calibration.of.")
+
+
 def score_texts(
     runner: BankRunner,
     group: Group,
@@ -326,13 +339,9 @@ def score_texts(
     `group` has the task's encoded windows, `runner` the bank, and `options` the batch size and precision. With
     `finished`, a model that reads in both directions is allowed, whose scores then depend on the whole text; without
     it, such a model is a ConfigError. With `features`, the readers' features are averaged too, for a sketch. Raises
-    NotFiniteError if a score is NaN, and ConfigError if the frozen model has changed or a reader reads a decoder beside
-    an encoder. A pass may miss such a change: call `seal_base` before choosing a threshold.
+    NotFiniteError if a score is NaN, and ConfigError if the frozen model has changed. A pass may miss such a change:
+    call `seal_base` before choosing a threshold. Call `check_reads_texts` before the texts are encoded.
     """
-    for name in (name for monitor in monitors for name in monitor.readers):
-        if runner.bank[name].stack == "decoder":
-            came = f"reader '{name}' reads the decoder, and only the encoder reads a task's texts"
-            raise ConfigError(f"{runner.op}: {came}. Score texts by bank.monitor_scores and use Calibration.of.")
     inputs = cast("Windows", group.inputs)
     encoded, texts = inputs.encoded, inputs.encoded.texts
     pieces: dict[str, list[list[Piece]]] = defaultdict(lambda: [[] for _ in range(texts)])

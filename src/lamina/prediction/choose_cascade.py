@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, cast, final
 import torch
 
 from lamina.bank.monitoring import check_reads_stepwise, reader_seconds
-from lamina.errors import ConfigError, check_known, require_packages
+from lamina.errors import ConfigError, require_packages
 from lamina.monitors import Calibration, Cascade, Monitor
-from lamina.prediction.calibrate import TextScores, facts_of, flagged_labels, positives_of, score_texts
+from lamina.prediction.calibrate import (
+    TextScores,
+    check_reads_texts,
+    facts_of,
+    flagged_labels,
+    positives_of,
+    score_texts,
+)
 from lamina.prediction.evaluate import scoring_groups
 from lamina.train.bank_runner import BankRunner
 from lamina.train.options import PassOptions
@@ -116,9 +123,9 @@ def choose_cascade(  # noqa: PLR0913
 
     Raises:
         ConfigError: If a number is out of range, the first reader is not smaller than the second, a monitor does not
-            fit its reader, a reader's fusion reads inside the model's blocks, the model reads in both directions, there
-            is no tokenizer, there are too few texts, no cascade has the recall, or the tokenizer or the frozen model
-            has changed since the bank was made.
+            fit its reader, a reader reads a decoder beside an encoder, its fusion reads inside the model's blocks, the
+            model reads in both directions, there is no tokenizer, there are too few texts, no cascade has the recall,
+            or the tokenizer or the frozen model has changed since the bank was made.
         UnknownNameError: If a reader, label or split of the task does not exist.
         NotFiniteError: If a score is NaN.
         MissingExtraError: If scipy is not installed.
@@ -130,7 +137,7 @@ def choose_cascade(  # noqa: PLR0913
     check_inside(op, "confidence", confidence, usual=0.95)
     check_inside(op, "recall", recall, usual=0.9)
     require_packages(op, "metrics", "scipy")
-    check_known(op, [first.reader, second.reader], bank, "reader")
+    check_reads_texts(op, bank, [first.reader, second.reader])
     check_reads_stepwise(op, {name: bank[name] for name in (first.reader, second.reader)})
     share = _relative_work(bank, first.reader, second.reader)
     flags = flagged_labels(op, second.flag if positive is None else positive, task.labels)

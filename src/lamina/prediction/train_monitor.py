@@ -24,7 +24,7 @@ from lamina.layers.types import tokenizer_of
 from lamina.monitors import EMA, Calibration, LastScore, MeanScore, Monitor, RollingMax
 from lamina.monitors.calibration import Unit, needed_negatives
 from lamina.monitors.token_rate import TokenRateTest
-from lamina.prediction.calibrate import TextScores, score_texts, today, warn_of_ties
+from lamina.prediction.calibrate import TextScores, check_reads_texts, score_texts, today, warn_of_ties
 from lamina.prediction.evaluate import scoring_groups
 from lamina.prediction.reply_file import SHARES, LabelledReply, ReplyColumns, divide, read_labels, replies_of
 from lamina.store.bank_folder import claimed_output
@@ -302,7 +302,7 @@ def score_replies(
     if not isinstance(monitor, Monitor) or not len(replies):
         got = f"the monitor is a {type(monitor).__name__}, and there are {len(replies)} replies"
         raise ConfigError(f"score_replies: {got}; a Monitor and at least one reply are needed.")
-    check_known("score_replies", [monitor.reader], bank, "reader")
+    check_reads_texts("score_replies", bank, [monitor.reader])
     op = "score_replies"
     for row, pair in enumerate(cast("Sequence[object]", replies)):
         texts = list(pair) if isinstance(pair, Collection) and not isinstance(pair, str | Mapping) else []

@@ -7,6 +7,7 @@ import math
 import random
 import re
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,9 +23,11 @@ from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError, NotFiniteError, UnknownNameError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.mean import Mean
+from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.token_classification import TokenClassification
 from lamina.monitors import EMA, Cascade, LastScore, MeanScore, Monitor
 from lamina.prediction import calibrate
+from lamina.prediction.choose_cascade import choose_cascade
 from lamina.prediction.train_monitor import score_replies
 from lamina.tasks.task import Task
 from lamina.train import fit
@@ -180,7 +183,10 @@ def test_what_cannot_be_calibrated_is_refused(monitor: Monitor, given: Any, erro
         calibrate(fitted(), monitor, spans_task(), **{"false_positive_rate": 0.005, **given})
 
 
-def test_a_decoder_beside_an_encoder_is_refused():
+def test_a_decoder_beside_an_encoder_is_refused_before_the_texts_are_encoded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ReaderBank, "seal_base", None)
+    for module in ("calibrate", "choose_cascade", "train_monitor"):
+        monkeypatch.setattr(import_module(f"lamina.prediction.{module}"), "scoring_groups", None)
     bank = ReaderBank(FAMILIES["bart-Seq2SeqLM"].known(), tiny_tokenizer())
     bank.add("r", Reader(Mean(), TokenClassification(spans_task().labels, encoder_layers=0), "decoder"))
     with pytest.raises(ConfigError, match="calibrate: reader 'r' reads the decoder, and only the encoder"):
@@ -188,6 +194,9 @@ def test_a_decoder_beside_an_encoder_is_refused():
     bank.add("s", Reader(Mean(), TokenClassification(("O", "B-bad", "I-bad"), encoder_layers=0), "decoder"))
     with pytest.raises(ConfigError, match="score_replies: reader 's' reads the decoder, and only the encoder"):
         score_replies(bank, Monitor("s", ("B-bad", "I-bad")), [("the film", "is good")])
+    bank.add("e", Reader(SingleLayer(layer=0), TokenClassification(spans_task().labels, encoder_layers=0), "encoder"))
+    with pytest.raises(ConfigError, match="choose_cascade: reader 'r' reads the decoder, and only the encoder"):
+        choose_cascade(bank, Monitor("e", FLAGS), Monitor("r", FLAGS), spans_task(), recall=0.5)
 
 
 def test_a_score_that_is_no_number_is_named():
