@@ -60,7 +60,10 @@ class UnknownNameError(LaminaError, LookupError):
         self, *, op: str, got: str, known: Iterable[str], what: str = "name", hint: str = "", see: str = ""
     ) -> None:
         self.op, self.got, self.known, self.what, self.see = op, got, tuple(known), what, see
-        close = difflib.get_close_matches(str(got), self.known, n=1)
+        # "acc" is rather "accuracy" than "mcc", and "classification" can be several
+        whole = [name for name in self.known if got and str(got) in name]
+        cutoff = 0.85 if whole else 0.6
+        close = whole if len(whole) == 1 else difflib.get_close_matches(str(got), whole or self.known, 1, cutoff)
         hint = f" {hint}." if hint else f" Did you mean '{close[0]}'?" if close else ""
         super().__init__(f"{op}: unknown {what} '{got}'; known: {listed(str(got), self.known, see)}.{hint}")
 

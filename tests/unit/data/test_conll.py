@@ -88,5 +88,5 @@ def test_tags_as_numbers_in_a_file(tmp_path: Path):
 
 
 def test_blank_lines_in_a_table_may_divide_sentences(tmp_path: Path):
-    with pytest.raises(DataError, match=r"row 3 has 1 columns; .* If blank lines divide .* end in \.conll"):
+    with pytest.raises(DataError, match=r"row 3 is blank\. Remove it\. If blank lines divide .* end in \.conll"):
         read_table(put(tmp_path / "some.tsv", WORDS.replace(" ", "\t")))
