@@ -61,7 +61,7 @@ class UnknownNameError(LaminaError, LookupError):
     ) -> None:
         self.op, self.got, self.known, self.what, self.see = op, got, tuple(known), what, see
         # "acc" is rather "accuracy" than "mcc", and "classification" can be several
-        whole = [name for name in self.known if got and str(got) in name]
+        whole = [name for name in self.known if got and (name.startswith(str(got)) or name.endswith(str(got)))]
         cutoff = 0.85 if whole else 0.6
         close = whole if len(whole) == 1 else difflib.get_close_matches(str(got), whole or self.known, 1, cutoff)
         hint = f" {hint}." if hint else f" Did you mean '{close[0]}'?" if close else ""

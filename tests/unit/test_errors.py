@@ -100,11 +100,12 @@ def ident(value: object) -> str | None:
     return type(value).__name__ if isinstance(value, LaminaError) else None
 
 
-def test_a_name_that_a_known_one_holds_is_meant_by_it():
+def test_a_name_that_begins_or_ends_a_known_one_is_meant_by_it():
     def message(got: str, known: list[str]) -> str:
         return str(UnknownNameError(op="fit", got=got, known=known))
 
     assert message("acc", ["mcc", "accuracy"]).endswith("Did you mean 'accuracy'?")
+    assert message("men", ["elementwise", "mean"]).endswith("Did you mean 'mean'?")
     assert "mean" not in message("classification", ["token_classification", "image_classification"])
     assert message("epoch", ["epoch_size", "epochs"]).endswith("Did you mean 'epochs'?")
 
