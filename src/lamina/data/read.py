@@ -219,9 +219,8 @@ def _to_records(path: Path, rows: Numbered[list[str]], header: Sequence[str] | N
             elif len(row) == len(names):
                 yield at, dict(zip(names, row, strict=True))
             else:
-                problem = f"has {len(row)} columns; the file has {len(names)}"
-                if row == [""]:
-                    problem = "is blank. Remove it. If blank lines divide sentences, let the file's name end in .conll"
+                blank = "is blank. Remove it. If blank lines divide sentences, let the file's name end in .conll"
+                problem = blank if row == [""] else f"has {len(row)} columns; the file has {len(names)}"
                 if own == "\t" and any('"' in cell for cell in row):
                     problem += f". In TSV files quotes do not join cells or lines; {as_csv(path)}"
                 yield at, bad_row(path, at, problem)
