@@ -117,7 +117,6 @@ def test_a_cascade_says_how_often_its_second_reader_ran():
     assert both.calibration.recall > 0.8
 
 
-@torch.no_grad()
 def test_from_spans_to_a_stop(tmp_path: Path):
     """Train on spans, calibrate, save, load, stream: what is written is flagged and stopped by the saved threshold."""
     bank = fitted()
