@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -71,6 +72,7 @@ def _ends(action: Callable[[], Any], at: int, kind: type[BaseException]) -> bool
         return True
     finally:
         Death.at = None
+        gc.collect()  # Python 3.13 keeps the frames of an error, and so the locks in them, longer than 3.11
 
 
 def is_killed(action: Callable[[], Any], at: int) -> bool:

@@ -113,7 +113,7 @@ class TestStaged:
             save(tmp_path, "new")
 
     def test_a_name_that_no_folder_can_have_is_refused(self, tmp_path: Path):
-        with pytest.raises(StoreError, match=r"was not written \(embedded null byte\)"):
+        with pytest.raises(StoreError, match=r"was not written \((mkdir: )?embedded null"):
             save(tmp_path / "a\0b" / "c", "new")
 
     @pytest.mark.usefixtures("impatient")
