@@ -174,14 +174,21 @@ def test_perplexity_is_that_of_the_hidden_tokens():
 
 
 def test_the_words_that_an_engine_predicts_are_scored(monkeypatch: pytest.MonkeyPatch):
-    class Even:  # every word is as likely as any other
+    class Doubled:
         def run(self, bank: ReaderBank, batch: Any, names: Any) -> dict[str, torch.Tensor]:
-            return {name: torch.zeros(*batch["input_ids"].shape, bank[name].head.outputs) for name in names}
+            return {name: 2 * bank(**batch, readers=names)[name].logits for name in names}
 
-    bank = ReaderBank(bert("AutoModelForMaskedLM"), masking_tokenizer())
+    bank, tasks = ReaderBank(bert("AutoModelForMaskedLM"), masking_tokenizer()), {"words": running_text()}
     bank.add("words", Reader(Mean(), MaskedLM()))
-    monkeypatch.setattr(import_module("lamina.prediction.evaluate"), "engine_of", lambda *_: Even())
-    assert evaluate(bank, {"words": running_text()})["words"]["perplexity"] == pytest.approx(bank["words"].head.outputs)
+    plain = bank["words"].head.forward
+    with pytest.MonkeyPatch.context() as patch:  # what PyTorch scores if its own logits are twice as large
+        patch.setattr(bank["words"].head, "forward", lambda *args, **given: 2 * plain(*args, **given))
+        expected = evaluate(bank, tasks)["words"]
+    own = evaluate(bank, tasks)["words"]
+    monkeypatch.setattr(import_module("lamina.prediction.evaluate"), "engine_of", lambda *_: Doubled())
+    found = evaluate(bank, tasks)["words"]
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert found["perplexity"] != pytest.approx(own["perplexity"], rel=1e-3)
 
 
 def test_a_large_vocabulary_is_scored_in_small_batches(monkeypatch: pytest.MonkeyPatch):
