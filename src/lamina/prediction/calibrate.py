@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from lamina.bank.monitoring import scores_of_monitors
+from lamina.bank.reader import warn_of_untrained
 from lamina.data.batches import length_batches
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, NotFiniteError, check_known, require_packages
@@ -72,8 +73,8 @@ def calibrate(  # noqa: PLR0913
     A monitor flags a text if its score reaches the threshold at any token, so the highest score of each text is what
     counts. Special tokens and rows without a label are left out. In a pair whose second text is labelled word by word,
     the first text is left out too. A text that is too long is scored in windows, and its highest score counts. A
-    warning is logged if the monitor does no better than chance, or if texts with the same highest score keep it from
-    flagging half of the negative texts that the rate allows. If the model, the reader or the pass computes in bfloat16
+    warning is logged if a reader is untrained, if the split is "train", if the monitor does no better than chance, or if
+    texts with the same highest score keep it from flagging half of the negative texts that the rate allows. If the model, the reader or the pass computes in bfloat16
     or float16, the threshold lies further above the texts that it does not flag, so that another attention kernel or
     batch size does not lift them over it.
 
@@ -137,6 +138,10 @@ def calibrate(  # noqa: PLR0913
     flags = monitor.second.flag if isinstance(monitor, Cascade) else monitor.flag
     positive = flagged_labels("calibrate", flags if positive is None else positive, task.labels)
     check_reads_texts("calibrate", bank, monitor.readers)
+    warn_of_untrained("calibrate", bank.select([*monitor.readers], "calibrate"))
+    if split == "train":
+        why = "Readers learn from it, so the false-positive rate and the recall will be worse on other texts"
+        logger.warning("calibrate: the texts are those of the train split. %s. Use another split.", why)
     runner = BankRunner(bank, "calibrate", processor)
     bank.seal_base("calibrate")
     (group,) = scoring_groups(runner, {monitor.readers[0]: task}, split, options)

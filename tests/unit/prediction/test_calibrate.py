@@ -68,6 +68,18 @@ def test_the_rates_are_those_of_the_texts_one_by_one(monitor: Monitor):
     assert measured.calibration.negatives + measured.calibration.positives == 60
 
 
+def test_a_warning_names_the_train_split_and_an_untrained_reader(caplog: pytest.LogCaptureFixture):
+    bank = fitted()
+    calibrate(bank, SPANS, spans_task(), store=False, threshold=0.5)
+    assert "train" not in caplog.text
+    calibrate(bank, SPANS, spans_task(), store=False, threshold=0.5, split="train")
+    assert "the texts are those of the train split" in caplog.text
+    bank = ReaderBank(copy.deepcopy(bank.model), processor=tiny_tokenizer())
+    bank.add("new", Reader(Mean(), TokenClassification(spans_task().labels, encoder_layers=0)))
+    calibrate(bank, replace(SPANS, reader="new"), spans_task(), store=False, threshold=0.5)
+    assert "calibrate: reader 'new' was not trained" in caplog.text
+
+
 def test_a_text_with_a_tagged_word_is_positive():
     by_span = calibrate(fitted(), SPANS, spans_task(), false_positive_rate=0.05, store=False)
     by_text = calibrate(fitted(), SPANS, whole_task(), positive="bad", false_positive_rate=0.05, store=False)
