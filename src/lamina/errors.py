@@ -207,10 +207,19 @@ class CacheError(LaminaError, OSError):
     Attributes:
         needed_bytes: Size of the states; None unless the disk is too small for them.
         free_bytes: Free space on the disk; None unless the disk is too small.
+        dtype: Type of the numbers in the cache, "float16" or "float32", if states are beyond its range, or NaN; else
+            None.
     """
 
-    def __init__(self, message: str, *, needed_bytes: int | None = None, free_bytes: int | None = None) -> None:
-        self.needed_bytes, self.free_bytes = needed_bytes, free_bytes
+    def __init__(
+        self,
+        message: str,
+        *,
+        needed_bytes: int | None = None,
+        free_bytes: int | None = None,
+        dtype: str | None = None,
+    ) -> None:
+        self.needed_bytes, self.free_bytes, self.dtype = needed_bytes, free_bytes, dtype
         super().__init__(message)
 
 

@@ -339,6 +339,16 @@ def test_the_model_reads_each_text_once(model, folder: Path, monkeypatch: pytest
     assert 0 <= sum(read) - 80 - 40 < 10  # the few others find out where the layers are
 
 
+@pytest.mark.parametrize("setting", [{}, {"setting": "scarce", "points": [16]}])
+def test_states_beyond_float16_are_kept_as_float32(folder: Path, setting: dict[str, object]):
+    large = tiny_model(hidden_size=16, num_hidden_layers=2)
+    with torch.no_grad():
+        large.encoder.layer[-1].output.LayerNorm.weight.mul_(1e6)
+    study = run(large, folder, sets=["1"], **setting)
+    assert set(study.table["method"]) == {*FAST["methods"]}
+    assert study.table["score"].notna().all()
+
+
 def test_points_of_a_set_share_its_states_and_change_no_score(model, folder: Path, monkeypatch):
     how = {"setting": "scarce", "sets": ["1"], "methods": ("knn", "default"), "seeds": [0]}
     read: list[int] = []

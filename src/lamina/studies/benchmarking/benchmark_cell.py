@@ -15,7 +15,7 @@ import numpy as np
 
 from lamina.bank import Reader, ReaderBank
 from lamina.data.state_cache import CacheSettings, open_states
-from lamina.errors import DataError, check_known
+from lamina.errors import CacheError, DataError, check_known
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.last_layer import LastLayer
 from lamina.fusion.scalar_mix import ScalarMix
@@ -254,8 +254,8 @@ class States:
         seconds: Seconds that the model took to read the texts; with `SetStates`, all texts of the set.
 
     Raises:
-        CacheError: If the states cannot be cached or written, for example because the disk is full, or a state is NaN
-            or beyond the range of float16.
+        CacheError: If the states cannot be cached or written, for example because the disk is full, or a state is not
+            finite.
         ConfigError, UnknownNameError: If an option in `settings.training` is not allowed or does not exist.
         UnsupportedModelError: If the layers of the model cannot be found.
         NotFiniteError: If a weight of the model is NaN or infinite.
@@ -307,12 +307,19 @@ class States:
     def _read(self, bank: ReaderBank, group: Group, folder: str | Path) -> CachedStates:
         """Return the states of all layers for the rows of a group (the encoded rows of a split).
 
-        The model computes states that `folder` does not hold yet, and stores them there as float16. `bank` has one
-        reader, "all", which needs all layers. Raises CacheError if they cannot be stored or are not finite in float16.
+        The model computes states that `folder` does not hold yet, and stores them there as float16; as float32 if they
+        are beyond the range of float16. `bank` has one reader, "all", which needs all layers. Raises CacheError if they
+        cannot be stored or are not finite.
         """
         size = self._options.scoring_batch_size
         settings = CacheSettings(mode="on", dtype="float16", folder=folder, batch_size=size)
-        return cast("CachedStates", open_states(bank, group.inputs, ["all"], settings=settings))
+        try:
+            states = open_states(bank, group.inputs, ["all"], settings=settings)
+        except CacheError as error:
+            if error.dtype is None:
+                raise
+            states = open_states(bank, group.inputs, ["all"], settings=replace(settings, dtype="float32"))
+        return cast("CachedStates", states)
 
     def _group(self, bank: ReaderBank, names: Sequence[str], part: str) -> Group:
         """Return the encoded rows of the split `part` ("train" or "test"), as input for a bank's readers `names`."""
