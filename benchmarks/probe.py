@@ -5,7 +5,7 @@
 All of `lamina.studies.probe` is timed (tokenising, training, scoring), on texts of four sentences from the demo's
 generator, on MiniLM: 3 epochs, batch 32, without baselines and without a cache. "all" has linear probes and MLPs of all
 7 layers, each with a control: 28 readers. The variants take turns; `ratio` is the median of the rounds' ratios, and
-`cpu ratio` is the same for processor time, which other processes on a busy machine disturb less. Budget: at most 1.5 x
+`cpu ratio` is the same for processor time, which other processes on a busy machine disturb less. Budget: at most 1.1 x
 one probe. Online codes train more probes in the same passes; their cost is printed, and has no budget.
 """
 
@@ -26,7 +26,7 @@ from lamina.demo.corpus import write
 from lamina.store import load
 from lamina.studies import probe
 
-ROWS, BUDGET, FIRST = 256, 1.5, "one probe"
+ROWS, BUDGET, FIRST = 256, 1.1, "one probe"
 
 
 def texts(rows: int) -> Task:
