@@ -300,9 +300,7 @@ class Layout:
         packed = torch.stack([state.detach()[mask] for state in states], dim=1).to("cpu", getattr(torch, self.dtype))
         if not packed.isfinite().all():
             problem = f"some states are beyond the range of {self.dtype}, or NaN"
-            raise CacheError(
-                f"cache: {problem}. Use cache_dtype='float32', or go without a cache.", dtype=self.dtype
-            )
+            raise CacheError(f"cache: {problem}. Use cache_dtype='float32', or go without a cache.", dtype=self.dtype)
         return packed.numpy()
 
 

@@ -73,10 +73,10 @@ def calibrate(  # noqa: PLR0913
     A monitor flags a text if its score reaches the threshold at any token, so the highest score of each text is what
     counts. Special tokens and rows without a label are left out. In a pair whose second text is labelled word by word,
     the first text is left out too. A text that is too long is scored in windows, and its highest score counts. A
-    warning is logged if a reader is untrained, if the split is "train", if the monitor does no better than chance, or if
-    texts with the same highest score keep it from flagging half of the negative texts that the rate allows. If the model, the reader or the pass computes in bfloat16
-    or float16, the threshold lies further above the texts that it does not flag, so that another attention kernel or
-    batch size does not lift them over it.
+    warning is logged if a reader is untrained, if the split is "train", if the monitor does no better than chance, or
+    if texts with the same highest score keep it from flagging half of the negative texts that the rate allows. If the
+    model, the reader or the pass computes in bfloat16 or float16, the threshold lies further above the texts that it
+    does not flag, so that another attention kernel or batch size does not lift them over it.
 
     Args:
         bank: The bank with the monitor's readers, trained.
