@@ -222,8 +222,17 @@ def _conclusions(table: Sequence[SummaryRow]) -> list[str]:
         best: dict[str, SummaryRow] = {}  # method -> the row of its best setting
         for row in sorted(rows, key=lambda row: sort_key(row["metric"], row["mean"])):
             best.setdefault(row["method"], row)
-        conclusions.append(_conclusion(task, list(best.values())))
+        ranked = list(best.values())
+        sentence = _conclusion(task, ranked)
+        if len(rows) > len(ranked) > 1 and not _on_test(ranked[:2]):
+            sentence += " The scored rows also chose the best setting of each, so more settings look better."
+        conclusions.append(sentence)
     return conclusions
+
+
+def _on_test(rows: Sequence[SummaryRow]) -> bool:
+    """Return whether all runs of these methods were scored on the test split too."""
+    return all("test" in row and all("test" in run for run in row["runs"]) for row in rows)
 
 
 def _conclusion(task: str, ranked: Sequence[SummaryRow]) -> str:
@@ -231,17 +240,21 @@ def _conclusion(task: str, ranked: Sequence[SummaryRow]) -> str:
 
     Methods are compared by the 95 % interval of the score difference between runs with equal seeds. With several seeds
     and several subsamples, the differences of a subsample are averaged first. With fewer than three differences, the
-    sentence says that they show nothing. `ranked` holds the row of each method's best setting, best method first.
+    sentence says that they show nothing. The scores are those of the test split if there are any, because validation
+    scores chose settings and epochs. `ranked` holds the row of each method's best setting, best method first.
     """
     first = ranked[0]
     if len(ranked) == 1:
         return f"{task}: {_method_name(first)} reaches {first['metric']} {plus_minus(first)} over {_run_count(first)}."
     second = ranked[1]
-    scores = [{(run.get("seed"), run.get("repeat")): run["score"] for run in row["runs"]} for row in (first, second)]
+    key, part = ("test", " on the test split") if _on_test(ranked[:2]) else ("score", "")
+    scores = [{(run.get("seed"), run.get("repeat")): run[key] for run in row["runs"]} for row in (first, second)]
     shared = [key for key in scores[0] if key in scores[1]]
     differences = independent([scores[0][key] - scores[1][key] for key in shared], [repeat for _, repeat in shared])
     better, other = _method_name(first), _method_name(second)
-    measured = f"{first['metric']} {plus_minus(first)} against {plus_minus(second)} over {_run_counts(first, second)}"
+    means = [row.get("test", row) if part else row for row in (first, second)]
+    measured = f"{first['metric']} {plus_minus(means[0])} against {plus_minus(means[1])}{part}"
+    measured += f" over {_run_counts(first, second)}"
     if len(differences) < INTERVAL_SEEDS:
         what = "seeds" if len(differences) == len(shared) else "subsamples"
         few = f"fewer than {INTERVAL_SEEDS} shared {what} cannot show whether"

@@ -89,8 +89,8 @@ def _probe_verdicts(study: Study) -> Iterator[str]:
     """Yield one sentence per task of a probing study, which says whether probes beat the best baseline.
 
     The measure "ahead" is the score of a probe minus the score of the best baseline. The sentence calls a layer better
-    only if this difference is significant, and never with a single seed. Other studies, and tasks without a score of a
-    baseline and a probe, yield no sentence; a score that is NaN does not count.
+    only if this difference is significant, and never with fewer than three seeds. Other studies, and tasks without a
+    score of a baseline and a probe, yield no sentence; a score that is NaN does not count.
     """
     table: Frame = study.table
     if study.name != "probe" or not {"task", "measure", "layer", "metric", "low", "p"} <= set(table.columns):
@@ -115,8 +115,9 @@ def _probe_verdicts(study: Study) -> Iterator[str]:
         metric = str(strongest["metric"]).replace("_", " ")
         against = f"{metric} {means.max():.3f} ({probed}) against {strongest['score']:.3f}"
         better = ahead[(ahead["score"] > 0) & (ahead["low"] > 0) & (ahead["p"] <= _SIGNIFICANT)]
-        if probes["seed"].nunique() < 2:
-            yield f"{task}: one seed cannot show whether a layer is better than {name}: {against}."
+        if (seeds := probes["seed"].nunique()) < INTERVAL_SEEDS:
+            few = "one seed" if seeds == 1 else f"{seeds} seeds"
+            yield f"{task}: {few} cannot show whether a layer is better than {name}: {against}."
         elif better.empty:
             yield f"{task}: no better than {name}, as far as this study can tell: {against}."
         else:
@@ -407,12 +408,14 @@ def _records(rows: Frame) -> list[Mark]:
 def plain(cell: object) -> Cell:
     """Return a cell of a pandas table as a value that JSON can represent.
 
-    Floats are rounded to 6 significant digits. NaN and infinite floats become strings, and so does anything that is
-    not a number, bool, string or None.
+    Floats are rounded to 6 significant digits, unless they are whole numbers. NaN and infinite floats become strings,
+    and so does anything that is not a number, bool, string or None.
     """
     cell = _plain_python(cell)
     if isinstance(cell, float):
-        return float(f"{cell:.6g}") if math.isfinite(cell) else str(cell)
+        if not math.isfinite(cell):
+            return str(cell)
+        return cell if cell.is_integer() else float(f"{cell:.6g}")
     return cell if isinstance(cell, bool | int | str | None) else str(cell)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast, final
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lamina.errors import ConfigError, check_known
 from lamina.tasks.class_results import positive_id
 from lamina.tasks.metrics import labelled_words, spans_of
-from lamina.train.results import summarise
+from lamina.train.results import INTERVAL_SEEDS, summarise
 from lamina.utils import check_range, pluralize
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ class Difference:
         p: Two-sided p value of the hypothesis that both methods score the same.
         rows: Number of rows that both methods were scored on.
         differing: Number of rows on which the methods differ. Fewer than six decide nothing.
-        seeds: Number of seeds. With one seed there is no interval over seeds, and nothing is concluded.
+        seeds: Number of seeds. With fewer than three nothing is concluded, because the seeds that are resampled are too
+            few to show how much seeds differ.
         holm: `p` after Holm's correction for all comparisons that were made together; None: this was the only one.
         confidence: Coverage of the interval, such as 0.95.
     """
@@ -80,18 +81,18 @@ class Difference:
     def conclusive(self) -> bool:
         """Whether one method may be called better.
 
-        That takes more than one seed, six or more rows on which the methods differ, an interval without 0, and a p
+        That takes three seeds or more, six or more rows on which the methods differ, an interval without 0, and a p
         value (after Holm's correction, if there is one) of at most 1 - `confidence`.
         """
         is_apart = self.low * self.high > 0 and self.corrected_p <= 1 - self.confidence
-        return self.seeds > 1 and not self.few_differ and is_apart
+        return self.seeds >= INTERVAL_SEEDS and not self.few_differ and is_apart
 
     def __str__(self) -> str:
-        """Return a sentence: which method is better, or that they cannot be told apart, or that one seed is too few."""
+        """Return a sentence: which method is better, or that this cannot be said, and why."""
         n = f"n = {pluralize(self.rows, 'row')}"
-        if self.seeds < 2:
+        if self.seeds < INTERVAL_SEEDS:
             side = f"{_number(abs(self.value))} {'above' if self.value >= 0 else 'below'}"
-            return f"{self.first} is {side} {self.second} ({n}); with one seed no interval is claimed."
+            return f"{self.first} is {side} {self.second} ({n}); {few_seeds(self.seeds)} no interval is claimed."
         if self.few_differ:
             what = f"the difference is {_number(self.value)} ({n}, {self.seeds} seeds)"
             return f"{self.first} and {self.second} cannot be told apart: {few_differ(self.differing, 'row')}; {what}."
@@ -105,6 +106,11 @@ class Difference:
             return f"{better} is ahead of {worse} by {_number(abs(self.value))} {facts}."
         among = " among so many comparisons" if self.low * self.high > 0 and self.holm is not None else ""
         return f"{better} and {worse} cannot be told apart{among}: the difference is {_number(self.value)} {facts}."
+
+
+def few_seeds(count: int) -> str:
+    """Return "with one seed" or "with 2 seeds", to begin a clause that says that they are too few."""
+    return f"with {'one seed' if count == 1 else pluralize(count, 'seed')}"
 
 
 def few_differ(count: int, unit: str) -> str:
@@ -226,7 +232,25 @@ def corrected(differences: Sequence[Difference]) -> list[Difference]:
     return [replace(difference, holm=p) for difference, p in zip(differences, values, strict=True)]
 
 
-_EXACT_BELOW = 9  # pairs; all orders of more would be too many to try
+def of_best(difference: Difference, among: int) -> Difference:
+    """Return the difference with `holm` set, if the compared scores chose its first method from several.
+
+    The p value of the best of `among` methods is multiplied by their number (Bonferroni), as is the smallest of as many
+    p values by `corrected`.
+    """
+    return replace(difference, holm=min(1.0, among * difference.p)) if among > 1 else difference
+
+
+def repeats_for(comparisons: int) -> int:
+    """Return a number of resamples with which the lowest p value can stay at most 0.02 after correction.
+
+    The correction is for so many `comparisons`. The number is 5,000 or more.
+    """
+    return max(5000, 100 * comparisons)
+
+
+_EXACT_BELOW = 9  # pairs of a group; all orders of more would be too many to try
+_MOST_ORDERS = 5_000_000  # in all groups
 
 
 class RankCorrelation(NamedTuple):
@@ -255,34 +279,60 @@ class RankCorrelation(NamedTuple):
         return f"{positive if self.score > 0 else negative} ({facts})."
 
 
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> RankCorrelation:
+def rank_correlation(
+    first: Sequence[float], second: Sequence[float], groups: Sequence[Hashable] | None = None
+) -> RankCorrelation:
     """Return Spearman's rank correlation of two sequences of equal length, with its p value.
 
-    Correlation and p value are NaN for fewer than three pairs, or if a value is NaN or all values of one sequence are
-    equal. Infinite values have ranks as others. For fewer than nine pairs the p value is exact: the share of all orders
-    of `second` whose correlation is at least as far from 0.
+    With `groups`, a value is ranked among those of its group alone, so that a difference between groups is no
+    correlation. The centred ranks of all groups are then correlated.
+
+    Correlation and p value are NaN for fewer than three pairs (in groups of two or more), or if a value is NaN or all
+    values of one sequence have the same rank. Infinite values have ranks as others. The p value is the share of all
+    orders of `second`, within each group, whose correlation is at least as far from 0: exact for up to five million
+    orders, else from 10,000 random ones. Without `groups`, that of scipy's `spearmanr` for nine pairs or more.
     """
-    from scipy.stats import spearmanr
+    from scipy.stats import rankdata, spearmanr
 
-    if len(first) < 3 or min(len(set(first)), len(set(second))) < 2:
-        return RankCorrelation(len(first), math.nan, math.nan)
-    correlation, p = (float(value) for value in spearmanr(first, second))  # pyright: ignore[reportArgumentType]
-    return RankCorrelation(len(first), _exact_p(first, second) if len(first) < _EXACT_BELOW else p, correlation)
+    members: dict[Hashable, list[int]] = {}
+    for at, group in enumerate([0] * len(first) if groups is None else groups):
+        members.setdefault(group, []).append(at)
+    places = [at for at in members.values() if len(at) > 1]
+    n = sum(map(len, places))
+    if n < 3 or any(map(math.isnan, [*first, *second])):
+        return RankCorrelation(n, math.nan, math.nan)
+    left, right = (
+        [rankdata([values[at] for at in group]) - (len(group) + 1) / 2 for group in places]
+        for values in (first, second)
+    )
+    size = math.sqrt(sum(float(own @ own) for own in left) * sum(float(own @ own) for own in right))
+    if not size:
+        return RankCorrelation(n, math.nan, math.nan)
+    product = sum(float(one @ other) for one, other in zip(left, right, strict=True))
+    if groups is None and n >= _EXACT_BELOW:
+        p = float(spearmanr(first, second).pvalue)  # pyright: ignore[reportAttributeAccessIssue]
+    else:
+        p = _p_of_orders(left, right, product)
+    return RankCorrelation(n, p, product / size)
 
 
-def _exact_p(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the exact two-sided p value of Spearman's correlation of two short sequences.
+def _p_of_orders(left: Sequence[Array], right: Sequence[Array], product: float) -> float:
+    """Return the share of orders of `right`, within each group, whose product with `left` is as far from 0 as another.
 
-    The p value is the share of all orders of `second` whose correlation with `first` is at least as far from 0 as that
-    of `second` itself. It is NaN if a value is NaN.
+    `left` and `right` have the centred ranks of each group, and `product` is the other product. `rank_correlation` says
+    how many orders are tried.
     """
-    from scipy.stats import rankdata
-
-    if any(map(math.isnan, [*first, *second])):
-        return math.nan
-    left, right = (rankdata(values) - (len(values) + 1) / 2 for values in (first, second))
-    products = np.abs(np.array(list(itertools.permutations(right))) @ left)
-    return float((products >= abs(float(right @ left)) - 1e-9).mean())
+    orders = math.prod(math.factorial(len(own)) for own in right)
+    if orders <= _MOST_ORDERS and max(map(len, right)) < _EXACT_BELOW:
+        sums = np.zeros(1)
+        for one, other in zip(left, right, strict=True):
+            sums = (sums[:, None] + np.array(list(itertools.permutations(other))) @ one).ravel()
+        return float((np.abs(sums) >= abs(product) - 1e-9).mean())
+    rng, tried = np.random.default_rng(0), 10_000
+    sums = np.zeros(tried)
+    for one, other in zip(left, right, strict=True):
+        sums += rng.permuted(np.tile(other, (tried, 1)), axis=1) @ one
+    return float((1 + (np.abs(sums) >= abs(product) - 1e-9).sum()) / (1 + tried))
 
 
 def mean_and_interval(values: Sequence[float]) -> str:

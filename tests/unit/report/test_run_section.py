@@ -45,6 +45,28 @@ def test_a_lead_that_all_seeds_share_is_a_decision(tmp_path: Path):
     )
 
 
+def tested(method: str, scores: list[float], tests: list[float], **settings: Any) -> dict[str, Any]:
+    """A row of `table.json` with scores on the test split."""
+    found, test = row(method, scores, **settings), summarise(tests)
+    for run, score in zip(found["runs"], tests, strict=True):
+        run["test"] = score
+    return {**found, "test": {"mean": test.mean, "spread": test.spread, "interval": test.interval}}
+
+
+def test_test_scores_decide_because_validation_scores_chose_the_setting(tmp_path: Path):
+    chosen = tested("a", [0.70, 0.80, 0.90], [0.5, 0.6, 0.7], dim=3)
+    rows = [chosen, tested("a", [0.6, 0.7, 0.8], [0.6, 0.7, 0.8], dim=2), tested("b", [0.5, 0.6, 0.7], [0.5, 0.6, 0.7])]
+    (said,) = run_section(written(tmp_path / "run", *rows), "run").conclusions
+    assert said == (
+        "film: a (dim=3) is no better than b, as far as these runs can tell: accuracy 0.600 ± 0.248 against "
+        "0.600 ± 0.248 on the test split over 3 runs each; 95 % interval of the difference +0.000 to +0.000."
+    )
+    untested = [{**row("a", [0.70, 0.80, 0.90]), "settings": {"dim": 3}}, row("a", [0.6] * 3), row("b", [0.6] * 3)]
+    (said,) = run_section(written(tmp_path / "untested", *untested), "run").conclusions
+    assert said.startswith("film: a (dim=3) is no better than b")
+    assert said.endswith("The scored rows also chose the best setting of each, so more settings look better.")
+
+
 def test_a_lead_that_may_be_chance_is_none(tmp_path: Path):
     folder = written(tmp_path / "run", row("a", [0.7, 0.8, 0.9]), row("b", [0.9, 0.6, 0.8]))
     (said,) = run_section(folder, "run").conclusions

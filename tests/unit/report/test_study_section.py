@@ -162,6 +162,7 @@ def test_a_figure_that_cannot_be_drawn(figure: Figure, error: type[Exception], m
 def test_cells_are_plain():
     assert plain(pd.Series([0.1234567891])[0]) == 0.123457
     assert plain(pd.Series([7])[0]) == 7
+    assert plain(pd.Series([22_713_216.0])[0]) == 22_713_216  # a count beside cells without one
     assert plain([1, "a"]) == "[1, 'a']"
     assert plain(None) is None
 
@@ -225,7 +226,7 @@ def test_a_baseline_without_seeds_does_not_count_as_a_seed(seeds: list[int | Non
     assert drawing_of(study, "it").remark.startswith(remark)
 
 
-def probed(low: float, seeds: int = 2) -> Study:
+def probed(low: float, seeds: int = 3) -> Study:
     probes = [{"measure": "score", "layer": 4, "probe": "mlp", "seed": seed, "score": 0.7} for seed in range(seeds)]
     text = {"measure": "score", "probe": "tfidf", "score": 0.48}
     ahead = {"measure": "ahead", "layer": 4, "probe": "mlp", "score": 0.22, "low": low, "p": 0.01}
@@ -239,6 +240,7 @@ def probed(low: float, seeds: int = 2) -> Study:
         (probed(0.1), "layer 4 is better than TF-IDF + logistic regression: accuracy 0.700 (mlp probe of layer 4)"),
         (probed(-0.1), "no better than TF-IDF + logistic regression, as far as this study can tell: accuracy 0.700"),
         (probed(0.1, 1), "one seed cannot show whether a layer is better than TF-IDF + logistic regression"),
+        (probed(0.1, 2), "2 seeds cannot show whether a layer is better than TF-IDF + logistic regression"),
     ],
 )
 def test_a_probing_study_has_one_verdict_per_task(study: Study, verdict: str):

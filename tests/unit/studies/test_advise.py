@@ -66,6 +66,7 @@ def tried(whole: list[float], cut: list[float], metric: str = "accuracy", **cost
     ("whole", "cut", "told"),
     [
         ([0.9, 0.9, 0.9], [0.9, 0.899, 0.898], r"accuracy -0.001 ± 0.002.* No more than 0.01 is lost"),
+        ([0.87] * 3, [0.86] * 3, r"accuracy -0.010 ± 0.000.* No more than 0.01 is lost"),  # 0.86 - 0.87 is below -0.01
         ([0.9, 0.9, 0.9], [0.7, 0.71, 0.69], "More than 0.01 is lost .*3 seeds.*: do not cut there"),
         ([0.9, 0.9, 0.9], [0.88, 0.91, 0.9], "The interval does not allow to conclude that no more than 0.01 is lost"),
         ([0.9], [0.9], r"accuracy \+0.000. One seed allows no interval, and no conclusion"),

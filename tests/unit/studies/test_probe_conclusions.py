@@ -16,12 +16,12 @@ TRUTHS = [0, 1] * 20
 
 
 def scored(guesses: dict[int, list[Any]], baseline: list[Any], *, name: str = "tfidf") -> list[Any]:
-    """Return table rows of a baseline and of one linear probe per layer, the same for two seeds."""
+    """Return table rows of a baseline and of one linear probe per layer, the same for three seeds."""
     facts = {"task": "t", "layer": None, "probe": name, "measure": "score", "score": 0.9}
     rows = [{**facts, "seed": None, "guesses": baseline}]
     for layer, own in guesses.items():
         probe = {"layer": layer, "probe": "linear", "score": 0.9 + layer / 100, "guesses": own}
-        rows += [{**facts, **probe, "seed": seed} for seed in (0, 1)]
+        rows += [{**facts, **probe, "seed": seed} for seed in (0, 1, 2)]
     return rows
 
 
@@ -72,13 +72,13 @@ def test_a_baseline_that_reads_no_text_is_named_so(labels: list[Any], name: str)
     [
         (
             {0: 0.5, 1: 0.9, 2: 0.9},
-            "linear probes of layers 1-2 share the best score of 3 probes: accuracy 0.900 (2 se",
+            "linear probes of layers 1-2 share the best score of 3 probes: accuracy 0.900 over 3 seeds",
         ),
         (
             {0: 0.9, 1: 0.5, 2: 0.9},
-            "linear probes of layers 0, 2 share the best score of 3 probes: accuracy 0.900 (2 se",
+            "linear probes of layers 0, 2 share the best score of 3 probes: accuracy 0.900 over 3 seeds",
         ),
-        ({0: 0.5, 1: 0.7, 2: 0.9}, "layer 2 (linear) has the best score of 3 probes: accuracy 0.900 (2 seeds, no"),
+        ({0: 0.5, 1: 0.7, 2: 0.9}, "layer 2 (linear) has the best score of 3 probes: accuracy 0.900 ± 0.000, 95 %"),
     ],
 )
 def test_all_probes_with_the_best_score_are_named(scores: dict[int, float], words: str):

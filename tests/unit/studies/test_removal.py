@@ -292,8 +292,14 @@ def test_a_proxy_without_spread_is_not_said_to_predict_anything():
     ("scores", "end"),
     [
         ((0.8, 0.79), "block 1, a drop of 0.105 (2 values; no interval)."),
-        ((0.8, 0.79, 0.81), "block 1, a drop of 0.100 (95 % ± 0.025, n = 3 seeds)."),
-        ((0.99, 1.0, 0.98), "block 1, a rise of 0.090 (95 % ± 0.025, n = 3 seeds)."),
+        (
+            (0.8, 0.79, 0.81),
+            "block 1, a drop of 0.100 (95 % ± 0.025, n = 3 seeds; chosen by this score from 2 runs of blocks).",
+        ),
+        (
+            (0.99, 1.0, 0.98),
+            "block 1, a rise of 0.090 (95 % ± 0.025, n = 3 seeds; chosen by this score from 2 runs of blocks).",
+        ),
         (
             (0.93, 0.9, 0.91),
             "block 1; the score cannot be told apart from the whole model's: a rise of 0.013 (95 % ± 0.038, ",
@@ -307,6 +313,22 @@ def test_a_drop_whose_interval_holds_0_is_not_a_fact(scores: tuple[float, ...], 
         for layer, score in enumerate((0.9, least, 0.1))
     ]
     assert f"a: least is lost without {end}" in with_predictions(pd.DataFrame(rows))[1][0]
+
+
+def test_longer_runs_that_cost_more_are_no_prediction():
+    """Within each length the order is the opposite of the predicted one."""
+    rows = [{"task": "a", "seed": 0, "layer": 0, "blocks": 0, "measure": "accuracy", "score": 0.9}]
+    for length in (1, 2, 3):
+        for first in range(1, 8 - length):
+            place = {"task": "a", "layer": first, "blocks": length}
+            rows.append({**place, "seed": 0, "measure": "accuracy", "score": 0.9 - length / 5 - first / 100})
+            rows.append({**place, "seed": None, "measure": "block_influence", "score": length - first / 100})
+    table, conclusions = with_predictions(pd.DataFrame(rows))
+    found = table[table["measure"] == "rank_correlation"].iloc[0]
+    assert (found["score"], found["n"]) == (pytest.approx(-1), 15)
+    assert "a: block influence contradicts the measured drop (rank correlation -1.00, p = 9.6e-07, n = 15" in (
+        " ".join(conclusions)
+    )
 
 
 def test_a_mae_of_0_has_a_logarithm():

@@ -9,7 +9,16 @@ import pytest
 from scipy import stats
 
 from lamina.errors import ConfigError
-from lamina.studies.statistics import Difference, corrected, holm, mean_and_interval, paired_bootstrap, rank_correlation
+from lamina.studies.statistics import (
+    Difference,
+    corrected,
+    holm,
+    mean_and_interval,
+    of_best,
+    paired_bootstrap,
+    rank_correlation,
+    repeats_for,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -48,7 +57,7 @@ def test_equal_methods_are_not_told_apart():
     [(1, 1, "only 1 row differs"), (100, 4, "only 4 rows differ"), (5, 5, "only 5 rows differ")],
 )
 def test_a_method_is_not_called_better_for_a_handful_of_rows(rows: int, differing: int, clause: str):
-    right = np.ones((2, rows))
+    right = np.ones((3, rows))
     wrong = right.copy()
     wrong[:, :differing] = 0
     few = paired_bootstrap(right, wrong, names=("layer 3", "tfidf"), repeats=1000)
@@ -59,7 +68,7 @@ def test_a_method_is_not_called_better_for_a_handful_of_rows(rows: int, differin
 
 
 def test_six_rows_that_differ_may_decide():
-    right = np.ones((2, 12))
+    right = np.ones((3, 12))
     wrong = right.copy()
     wrong[:, :6] = 0
     enough = paired_bootstrap(right, wrong, repeats=1000)
@@ -184,6 +193,9 @@ def test_one_seed_claims_no_interval():
     one = _difference(-0.012, -0.03, -0.001, 0.001, seeds=1)
     assert not one.conclusive
     assert str(one) == "A is 0.012 below B (n = 872 rows); with one seed no interval is claimed."
+    two = _difference(0.02, 0.01, 0.03, 0.001, seeds=2)  # both seeds ahead: chance with probability 1/2
+    assert not two.conclusive
+    assert str(two) == "A is 0.020 above B (n = 872 rows); with 2 seeds no interval is claimed."
     assert mean_and_interval([0.5]) == "0.500 (one seed)"
     assert mean_and_interval([0.2, 0.3]) == "0.250 (2 seeds, no interval)"
     assert mean_and_interval([0.65, 0.65]) == "0.650 (2 seeds, no interval)"
@@ -201,6 +213,33 @@ def test_intervals_over_seeds():
 def test_few_pairs_have_an_exact_p(second: list[float], p: float):
     """The share of all orders with a correlation that is as far from 0; of ties several orders are one."""
     assert rank_correlation(range(len(second)), second).p == pytest.approx(p)
+
+
+def test_a_value_is_ranked_within_its_group():
+    lengths = [1, 1, 1, 1, 2, 2, 2]
+    rising, falling = [1, 2, 3, 4, 10, 11, 12], [4, 3, 2, 1, 12, 11, 10]
+    assert rank_correlation(rising, falling).score > 0.2  # the second group alone has higher values
+    found = rank_correlation(rising, falling, lengths)
+    assert found == (7, pytest.approx(2 / (24 * 6)), pytest.approx(-1))
+    assert rank_correlation(rising, falling, list(range(7)))[:1] == (0,)
+    alone = rank_correlation([*rising, 99], [*falling, 0], [*lengths, 3])
+    assert alone == found  # a group of one has no order
+
+
+def test_the_p_of_many_orders_is_that_of_random_ones(monkeypatch: pytest.MonkeyPatch):
+    groups = [1] * 6 + [2] * 5 + [3] * 4
+    first, second = RNG.normal(size=15).tolist(), RNG.normal(size=15).tolist()
+    exact = rank_correlation(first, second, groups)
+    monkeypatch.setattr("lamina.studies.statistics._MOST_ORDERS", 0)
+    assert rank_correlation(first, second, groups) == (15, pytest.approx(exact.p, abs=0.02), exact.score)
+
+
+def test_a_lead_over_one_of_many_can_be_significant_and_the_best_of_many_is_corrected():
+    assert 500 * 2 / (1 + repeats_for(500)) < 0.05
+    assert repeats_for(3) == 5000
+    lead = _difference(0.012, 0.003, 0.021, 0.005)
+    assert of_best(lead, 26).corrected_p == pytest.approx(0.13)
+    assert of_best(lead, 1) == lead
 
 
 def test_an_infinite_value_is_the_highest_rank():

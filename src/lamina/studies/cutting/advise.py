@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from lamina.tasks.task import Task
 
 _OP = "advise"
+_ROUNDING = 1e-9  # 0.86 - 0.87 is a little less than -0.01 in floating point
 _TIMED_ROWS, _REPEATS = 32, 5  # rows of one timed pass, and number of passes
 _COLUMNS = ["task", "phase", "layer", "blocks", "seed", "measure", "score"]
 
@@ -329,8 +330,8 @@ def proposals(table: DataFrame, metrics: Mapping[str, str], tolerance: float) ->
     for task, by_layer in scores.items():
         means = {layer: fmean(by_layer[layer]) for layer in sorted(by_layer)}
         best = max(score for layer, score in means.items() if layer)
-        keep = min(layer for layer, score in means.items() if layer and score >= best - tolerance)
-        read = tuple(layer for layer in means if layer <= keep and means[layer] >= means[keep] - tolerance)
+        keep = min(layer for layer, score in means.items() if layer and score >= best - tolerance - _ROUNDING)
+        read = tuple(layer for layer in means if layer <= keep and means[layer] >= means[keep] - tolerance - _ROUNDING)
         proposed[task] = Proposal(keep, read, stacks[task])
     return proposed
 
@@ -368,9 +369,9 @@ def _verdict(change: float, interval: float | None, tolerance: float, seeds: int
     if interval is None:
         return f"{'One seed allows' if seeds == 1 else 'Two seeds allow'} no interval, and no conclusion."
     facts = f"(95 % interval over {seeds} seeds)"
-    if change - interval >= -tolerance:
+    if change - interval >= -tolerance - _ROUNDING:
         return f"No more than {tolerance:g} is lost {facts}."
-    if change + interval < -tolerance:
+    if change + interval < -tolerance - _ROUNDING:
         return f"More than {tolerance:g} is lost {facts}: do not cut there."
     return f"The interval does not allow to conclude that no more than {tolerance:g} is lost {facts}."
 

@@ -267,7 +267,8 @@ def _score_readers(new_model: Callable[[], _CellModel], task: Task, seeds: list[
     names = {f"seed{seed}": seed for seed in seeds}
     for name, seed in names.items():
         bank.add(name, linear_reader(task, seed=seed, stack=cell.stack.name))
-        fit(bank, {name: task.without_test()}, seed=seed, progress=False, **cell.training)
+        # the rows that are scored choose no epoch, which would favour the whole model
+        fit(bank, {name: task.without_test()}, seed=seed, keep="last", progress=False, **cell.training)
 
     def score() -> list[Row]:
         scores = evaluate(bank, dict.fromkeys(names, task))
@@ -412,7 +413,12 @@ def with_predictions(table: DataFrame) -> tuple[DataFrame, list[str]]:
                     numbers = {"predicted": predicted[block_range], "score": value}
                     rows.append({**place, "measure": "drop", "proxy": proxy, **numbers})
             means = {block_range: mean for block_range, mean in _means(drops).items() if block_range in predicted}
-            correlation = rank_correlation([predicted[block_range] for block_range in means], list(means.values()))
+            # longer runs cost more and are predicted to; a proxy must order runs of equal length
+            correlation = rank_correlation(
+                [predicted[block_range] for block_range in means],
+                list(means.values()),
+                [block_range.length for block_range in means],
+            )
             rows.append({"task": task, "measure": "rank_correlation", "proxy": proxy, **correlation._asdict()})
             conclusions.append(_proxy_sentence(task, proxy, correlation))
     columns = ["task", "seed", "layer", "blocks", "measure", "proxy", "predicted", "n", "p", "score"]
@@ -461,7 +467,7 @@ def _means(drops: Sequence[_Drop]) -> dict[BlockRange, float]:
 def _proxy_sentence(task: str, proxy: str, correlation: RankCorrelation) -> str:
     """Return the sentence that says whether a proxy predicts a task's measured drops, or that this cannot be said."""
     name, end = proxy.replace("_", " "), "the measured drop"
-    claim, counted = f"{name} predicts {end}", f"{pluralize(correlation.n, 'run')} of blocks"
+    claim, counted = f"{name} predicts {end}", f"{pluralize(correlation.n, 'run')} of blocks, ranked within each length"
     return f"{task}: {correlation.sentence(claim, claim, f'{name} contradicts {end}', counted)}"
 
 
@@ -491,6 +497,8 @@ def _least_loss(task: str, measure: str, drops: Sequence[_Drop]) -> str:
     if half is None:
         return f"{start}, {change} ({'one value' if len(values) == 1 else f'{len(values)} values'}; no interval)."
     facts = f"95 % ± {half:.3f}, n = {len(values)} seeds"
+    if len(means) > 1:
+        facts += f"; chosen by this score from {len(means)} runs of blocks"
     if abs(summary.mean) > half:
         return f"{start}, {change} ({facts})."
     return f"{start}; the score cannot be told apart from the whole model's: {change} ({facts})."

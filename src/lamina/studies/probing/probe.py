@@ -34,8 +34,11 @@ from lamina.studies.runner import (
 from lamina.studies.statistics import (
     Difference,
     corrected,
+    few_seeds,
     mean_and_interval,
+    of_best,
     paired_bootstrap,
+    repeats_for,
     row_counts,
     row_metric,
 )
@@ -63,7 +66,6 @@ RATES: dict[str, float] = {"linear": 3e-3, MLP: 1e-3}
 PROBES = tuple(RATES)
 COLUMNS = ("task", "seed", "layer", "site", "probe", "measure", "metric", "rows", "score", "low", "high", "p")
 logger = logging.getLogger(__name__)
-REPEATS = 5000  # resamples per comparison
 
 
 @check_types("probe")
@@ -444,11 +446,11 @@ class ProbeComparison:
     def rows(self) -> Iterator[Row]:
         """Yield one table row of measure "ahead" per probe, with interval and p value.
 
-        Interval and p value are NaN with one seed, or if the probe and the baseline differ on fewer than six rows.
+        Interval and p value are NaN with fewer than three seeds, or if the two differ on fewer than six rows.
         """
         for place, difference in self.ahead.items():
             low, high, p = difference.low, difference.high, difference.corrected_p
-            if difference.seeds < 2 or difference.few_differ:  # one seed has no interval over seeds
+            if difference.seeds < INTERVAL_SEEDS or difference.few_differ:
                 low = high = p = math.nan
             numbers = {"rows": difference.rows, "score": difference.value, "low": low, "high": high, "p": p}
             yield {**place._asdict(), "measure": "ahead", "metric": self.metric, **numbers}
@@ -493,7 +495,7 @@ def compare_probes(rows: Sequence[ScoredRow], task: Task, split: str) -> ProbeCo
                 metric=metric,
                 differing=_differing(task, probes[place], [best] * len(own_counts), truths),
                 names=(title(place), name),
-                repeats=REPEATS,
+                repeats=repeats_for(len(probes)),
             )
         ahead = dict(zip(ahead, corrected(list(ahead.values())), strict=True))
     baseline = None if best is None else (name, best["score"])
@@ -503,15 +505,15 @@ def compare_probes(rows: Sequence[ScoredRow], task: Task, split: str) -> ProbeCo
     embeddings = Place(0, "output", comparison.best.probe)
     if embeddings not in scores:
         return comparison
-    pair = comparison.best, embeddings
+    pair, others = (comparison.best, embeddings), sum(place.layer > 0 for place in scores)
     over_embeddings = paired_bootstrap(
         *map(probe_counts, pair),
         metric=metric,
         differing=_differing(task, probes[pair[0]], probes[pair[1]], truths),
         names=(title(pair[0]), title(pair[1])),
-        repeats=REPEATS,
+        repeats=repeats_for(others),
     )
-    return replace(comparison, over_embeddings=over_embeddings)
+    return replace(comparison, over_embeddings=of_best(over_embeddings, others))
 
 
 def _differing(task: Task, first: Sequence[ScoredRow], second: Sequence[ScoredRow], truths: list[Label]) -> int:
@@ -573,11 +575,11 @@ def conclusions(task: str, comparison: ProbeComparison) -> list[str]:
 def _probes_that_beat(comparison: ProbeComparison, baseline: str, short: str) -> str:
     """Return the end of a sentence: which probes are conclusively better than the baseline.
 
-    If there is none, or only one seed, it says so. `baseline` is the phrase that describes the baseline, and `short` is
+    If there is none, or too few seeds, it says so. `baseline` is the phrase that describes the baseline, and `short` is
     the phrase for its second mention in the sentence.
     """
-    if max(map(len, comparison.scores.values())) < 2:
-        return f"with one seed no probe can be said to beat {baseline}."
+    if (seeds := max(map(len, comparison.scores.values()))) < INTERVAL_SEEDS:
+        return f"{few_seeds(seeds)} no probe can be said to beat {baseline}."
     ahead = {place: item.value for place, item in comparison.ahead.items() if item.conclusive and item.value > 0}
     if not ahead:
         return f"no probe is shown to beat {baseline}."
