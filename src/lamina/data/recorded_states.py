@@ -84,6 +84,7 @@ class RecordedStates:
     def __init__(self, folder: Path, manifest: StatesManifest) -> None:
         self.folder, self.manifest = folder, manifest
         self._maps: OrderedDict[Path, mmap.mmap] = OrderedDict()
+        self._stamps: dict[Path, tuple[int, int] | None] = {}  # size and date of each file when it was checked
         self._unpacked: list[object] = []  # temporary files, which are removed with this object
         self._places = [self._checked_place(array) for array in manifest.arrays]
         self._masks: list[np.ndarray | None] = [self._mask(array) for array in manifest.arrays]
@@ -147,7 +148,8 @@ class RecordedStates:
         Raises:
             UnknownNameError: If a layer is not among the manifest's.
             ConfigError: If a row does not exist.
-            DataError: If a state is NaN or infinite; the message names the row.
+            DataError: If a state is NaN or infinite; the message names the row. Or if a file has changed since the
+                folder was opened.
         """
         wanted = list(dict.fromkeys(self.manifest.layers if layers is None else layers))
         check_known(f"states: {self.folder}", map(str, wanted), map(str, self.manifest.layers), "layer")
@@ -209,7 +211,14 @@ class RecordedStates:
         return as_tensor(part, bfloat16=place.bfloat16)
 
     def _view(self, place: Place) -> np.ndarray:
-        """Return the tensor at `place` as an array over its file, which is mapped into memory on first use."""
+        """Return the tensor at `place` as an array over its file, which is mapped into memory on first use.
+
+        Raises DataError if the file is gone or has changed since it was first seen: its numbers may be elsewhere now.
+        """
+        stamp = _stamp(place.path)
+        if stamp is None or stamp != self._stamps.setdefault(place.path, stamp):
+            got = f"{place.path} was {'removed' if stamp is None else 'changed'} after the states were opened"
+            raise DataError(f"states: {got}. Open them again, by making the task again.", path=str(place.path))
         if place.path not in self._maps:
             with place.path.open("rb") as file:
                 self._maps[place.path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -247,6 +256,7 @@ class RecordedStates:
         """
         if not path.is_file():
             raise DataError(f"states: {path} is not there; {STATES} names it.", path=str(path))
+        self._stamps.setdefault(path, _stamp(path))
         if path.suffix.lower() == ".parquet":
             column = tensor or ""
             file, found = unpacked(path, column, column_shape(path, column) if shape is None else shape)
@@ -344,6 +354,15 @@ class RecordedStates:
     def _wrong_lengths(self, array: StatesArray, has: str, said: int, row: int | None = None) -> DataError:
         got = f"{array.file} has {has}, and the lengths of its rows say {said}"
         return DataError(f"states: {self.folder}: {got}. Correct the lengths, or write the states again.", row=row)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Return the size of a file and the time of its last change; None if it cannot be seen."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_size, facts.st_mtime_ns
 
 
 def place_of(path: Path, tensor: str | None) -> Place:

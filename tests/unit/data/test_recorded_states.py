@@ -257,6 +257,21 @@ def test_other_lengths_are_another_digest(tmp_path: Path):
     assert RecordedStates.open(folder).digest != before
 
 
+def test_a_file_that_was_changed_after_it_was_opened_is_named(tmp_path: Path):
+    folder = packed(tmp_path / "a", states := rows(2, 3), LAYERS)
+    opened, mapped = RecordedStates.open(folder), RecordedStates.open(folder)
+    mapped.batch([0])
+    np.save(folder / "states.npy", torch.cat(states).double().numpy())  # each number has twice the bytes now
+    for recorded in (opened, mapped):
+        with pytest.raises(DataError, match=r"states\.npy was changed after the states were opened"):
+            recorded.batch([0])
+    check(folder, states)
+    again = RecordedStates.open(folder)
+    (folder / "states.npy").unlink()
+    with pytest.raises(DataError, match=r"states\.npy was removed after the states were opened"):
+        again.batch([0])
+
+
 def test_only_layers_and_rows_that_are_there_are_read(tmp_path: Path):
     per_request(tmp_path / "a", states := rows(3, 1), LAYERS)
     recorded = RecordedStates.open(tmp_path / "a")
