@@ -90,12 +90,7 @@ class RecordedStates:
         self._masks: list[np.ndarray | None] = [self._mask(array) for array in manifest.arrays]
         self._by_layers = self._group()
         self.lengths = self._lengths()
-        # for each array, the index of each row's first token in it, and last the array's number of tokens
-        self._starts = {
-            number: np.cumsum([0, *self.lengths[end - manifest.arrays[number].rows : end]])
-            for _, numbers, ends in self._by_layers
-            for number, end in zip(numbers, ends, strict=True)
-        }
+        self._tokens_before = np.cumsum([0, *self.lengths])  # number of tokens of all rows before each row
 
     @classmethod
     def open(cls, folder: str | PathLike[str]) -> Self:
@@ -159,13 +154,13 @@ class RecordedStates:
         states = torch.zeros(len(wanted), len(rows), max(counts), self.manifest.width)
         for at, row in enumerate(rows):
             for members, arrays, ends in self._by_layers:
-                numbers = [number for number, layer in enumerate(members) if layer in wanted]
-                if not numbers:
+                read = [layer for layer in members if layer in wanted]
+                if not read:
                     continue
                 index = bisect_right(ends, row)
-                part = self._read(arrays[index], row - (ends[index - 1] if index else 0), row, numbers)
-                for place, number in enumerate(numbers):
-                    states[wanted.index(members[number]), at, : counts[at]] = part[:, place]
+                part = self._read(arrays[index], row - (ends[index - 1] if index else 0), row, read)
+                for place, layer in enumerate(read):
+                    states[wanted.index(layer), at, : counts[at]] = part[:, place]
         for mapped in self._maps.values() if hasattr(mmap, "MADV_DONTNEED") else ():
             mapped.madvise(mmap.MADV_DONTNEED)  # the system may drop the pages of memory that were read
         if not bool(torch.isfinite(states).all()):
@@ -190,22 +185,25 @@ class RecordedStates:
         """Return the states `[tokens, layers, width]` of a row.
 
         `number` is the array's index in the manifest. `local` is the row's number in the array, `row` among all rows.
-        `layers` are positions on the array's axis "layers", from 0.
+        `layers` are layers of the array.
         """
         array, place = self.manifest.arrays[number], self._places[number]
+        own = array.layers or self.manifest.layers
         axes, mask, count = array.axes, self._masks[number], int(self.lengths[row])
         index: list[int | slice] = [slice(None)] * len(axes)
         if "rows" in axes:
             index[axes.index("rows")] = local
         if "tokens" in axes and mask is None:
-            start = 0 if "rows" in axes else int(self._starts[number][local])
+            before = self._tokens_before
+            start = 0 if "rows" in axes else int(before[row] - before[row - local])
             index[axes.index("tokens")] = slice(start, start + count)
         part = self._view(place)[tuple(index)]
         names = [axis for axis in axes if axis != "rows"]
         for axis in ("layers", "tokens"):
             if axis not in names:
                 part, names = part[np.newaxis], [axis, *names]
-        part = part.transpose([names.index(axis) for axis in ("tokens", "layers", "width")])[:, list(layers)]
+        part = part.transpose([names.index(axis) for axis in ("tokens", "layers", "width")])
+        part = part[:, [own.index(layer) for layer in layers]]
         if mask is not None and "tokens" in axes:
             part = part[mask[local]]
         return as_tensor(part, bfloat16=place.bfloat16)
@@ -284,14 +282,17 @@ class RecordedStates:
     def _group(self) -> list[tuple[list[int], list[int], list[int]]]:
         """Return groups of layers that are in the same arrays, as (layers, arrays, ends).
 
-        `arrays` are indices in the manifest; `ends` has the number of rows up to the end of each array.
+        `arrays` are indices in the manifest; `ends` has the number of rows up to the end of each array. The arrays of a
+        group hold all rows; their layers may have other orders.
         """
         groups: dict[tuple[int, ...], list[int]] = {}
-        for number, array in enumerate(self.manifest.arrays):
-            groups.setdefault(tuple(array.layers or self.manifest.layers), []).append(number)
+        arrays, layers = self.manifest.arrays, self.manifest.layers
+        for layer in layers:
+            holding = tuple(number for number, array in enumerate(arrays) if layer in (array.layers or layers))
+            groups.setdefault(holding, []).append(layer)
         return [
-            (list(layers), numbers, list(accumulate(self.manifest.arrays[number].rows for number in numbers)))
-            for layers, numbers in groups.items()
+            (members, list(numbers), list(accumulate(arrays[number].rows for number in numbers)))
+            for numbers, members in groups.items()
         ]
 
     def _lengths(self) -> np.ndarray:

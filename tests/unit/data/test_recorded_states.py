@@ -272,6 +272,24 @@ def test_a_file_that_was_changed_after_it_was_opened_is_named(tmp_path: Path):
         again.batch([0])
 
 
+def test_arrays_may_hold_other_layers_in_other_orders(tmp_path: Path):
+    """Rows 0 and 1 are in one array of both layers, row 2 in one of the other order, row 3 in an array per layer."""
+    states = rows(2, 3, 2, 4)
+    parts = {
+        "a": (torch.cat(states[:2]), [1, 3], 2),
+        "b": (states[2].flip(1), [3, 1], 1),
+        "c": (states[3][:, 1:], [3], 1),
+        "d": (states[3][:, :1], [1], 1),
+    }
+    arrays: list[dict[str, Any]] = []
+    for name, (part, layers, count) in parts.items():
+        np.save(tmp_path / f"{name}.npy", part.numpy())
+        axes = {"axes": ["tokens", "layers", "width"], "shape": list(part.shape), "rows": count, "layers": layers}
+        arrays.append({"file": f"{name}.npy", **axes})
+    np.save(tmp_path / "lengths.npy", np.array([2, 3, 2, 4]))
+    check(manifest(tmp_path, states, LAYERS, arrays=arrays, lengths="lengths.npy"), states)
+
+
 def test_only_layers_and_rows_that_are_there_are_read(tmp_path: Path):
     per_request(tmp_path / "a", states := rows(3, 1), LAYERS)
     recorded = RecordedStates.open(tmp_path / "a")
