@@ -191,6 +191,24 @@ def test_the_length_and_the_texts_of_the_recording_hold(tmp_path: Path):
     assert bank["x"].info["pair"] is True
 
 
+@pytest.mark.parametrize(("fact", "values"), [("max_length", (32, 4)), ("pairs", (True, False))])
+def test_all_parts_were_read_in_one_way(tmp_path: Path, fact: str, values: tuple[Any, Any]):
+    bank, texts = tiny_bank({}), ["anna is good", "we and ben", "the film"]
+    labels = [{"label": label} for label in ("no", "yes", "no")]
+    parts: dict[str, Any] = {}
+    for part, value in zip(("train", "validation", "test"), (values[0], None, values[1]), strict=True):
+        parts[part] = (packed(tmp_path / part, states_of(bank, texts, LAYERS), LAYERS, **{fact: value}), labels)
+    told = f"{fact} is {values[0]} in the states of train, and {values[1]} in those of test; a reader reads all texts"
+    with pytest.raises(ConfigError, match=f"^task: {told}"):
+        Task.from_states("sequence_classification", **parts)
+    assert [*Task.from_states("sequence_classification", **{**parts, "test": None}).splits] == ["train", "validation"]
+    if fact == "max_length":
+        live = texts_task(**dict.fromkeys(parts, (texts, [row["label"] for row in labels])))
+        bank.add("x", Reader(SingleLayer(layer=3, dim=8), SequenceClassification(live.labels, pooling="mean")))
+        with pytest.raises(ConfigError, match=f"^fit: states of 'x': {told}"):
+            train(bank, {"x": live}, states={part: folder for part, (folder, _) in parts.items()})
+
+
 def test_readers_of_one_task_open_its_states_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     texts, labels = labelled_texts(8)
     live, folder = texts_task(train=(texts, labels)), written(tmp_path / "states", texts, labels)

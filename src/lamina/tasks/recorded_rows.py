@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import combinations, pairwise
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast, final
@@ -206,6 +206,7 @@ def recorded_tables(kind: Kind, sources: Sequence[StatesSource | None], options:
         cells = [[text] * recorded.tokens(row) if kind.per_token else text for row, text in enumerate(texts)]
         tables[part] = replace(table, columns={**table.columns, ROW: cells})
     _check_alike(states)
+    _check_read_alike("task", states)
     return RecordedTables(tables, states, spec)
 
 
@@ -236,6 +237,16 @@ def _check_alike(states: Mapping[str, RecordedStates]) -> None:
                 raise ConfigError(f"task: {got}; the states of all parts come from one model.")
 
 
+def _check_read_alike(op: str, states: Mapping[str, RecordedStates]) -> None:
+    """Raise ConfigError, about `op`, if the texts of two splits were read in different ways, where both are known."""
+    for (first, one), (second, other) in combinations(states.items(), 2):
+        for fact in ("pairs", "max_length", "add_prefix_space"):
+            values = [getattr(part.manifest, fact) for part in (one, other)]
+            if None not in values and values[0] != values[1]:
+                got = f"{fact} is {values[0]} in the states of {first}, and {values[1]} in those of {second}"
+                raise ConfigError(f"{op}: {got}; a reader reads all texts in one way. Record one of the two again.")
+
+
 def build_rows(spec: ColumnSpec, tables: RecordedTables) -> tuple[ColumnSpec, dict[str, Split]]:
     """Make the examples of every split from tables from `recorded_tables`; result and errors as in `Kind.build`."""
     built, splits = spec.kind.build(replace(spec, text=ROW), tables)
@@ -262,8 +273,8 @@ def splits_on_states(
 
     Raises:
         ConfigError: If the kind does not classify whole texts, the task has states already, those of "train" are
-            missing, a folder is no path, two splits would have the same states, or only one of task and states has
-            pairs of texts.
+            missing, a folder is no path, two splits would have the same states, only one of task and states has pairs
+            of texts, or the texts of two splits were read in different ways.
         UnknownNameError: If `states` names a split that the task lacks.
         DataError: If the number of rows or the order of the labels differs, or a file does not fit its manifest.
         StoreError: If a folder has no manifest, or the manifest contradicts itself.
@@ -298,6 +309,7 @@ def splits_on_states(
         # rows made anew: to add a column to chosen rows, datasets would copy them and show a progress bar
         numbered: Any = Split.of(splits[part].texts).rows.add_column("row", rows.tolist())  # pyright: ignore
         by_split[part] = splits[part].with_examples(numbered, RecordedRow(recorded))
+    _check_read_alike(op, {part: opened[folders.get(part, folders["train"])] for part in by_split})
     return by_split
 
 

@@ -465,8 +465,8 @@ class Task:
                 does not fit the states, or a label does not fit.
             StoreError: If a folder has no manifest, or the manifest contradicts itself.
             UnknownNameError: If there is no such option, and as in `from_files`.
-            ConfigError: If tasks of the kind need more than states, or splits have states of several models, and as in
-                `from_files`.
+            ConfigError: If tasks of the kind need more than states; if splits have states of several models, or of
+                texts that were read in different ways; and as in `from_files`.
         """
         kind = kind_of(kind) if isinstance(kind, str) else kind
         tables, get = recorded_tables(kind, (train, validation, test), options), options.get
