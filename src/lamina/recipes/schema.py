@@ -50,7 +50,7 @@ from lamina.tasks.presets import Preset, find_preset
 from lamina.tasks.stratify import SampleSize
 from lamina.train.grid import METHOD, MOST_RUNS, check_count, check_values, expand, full_key, keys_of
 from lamina.train.options import FitOptions, Seed
-from lamina.utils import check_types
+from lamina.utils import check_types, derive_seed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -446,9 +446,9 @@ def parse_recipe(fields: Fields, *, op: str = "recipe", file: YamlFile | None = 
 def slug(name: str) -> str:
     """Return a text as it appears in names of runs: "last layer + linear" becomes "last-layer-linear".
 
-    Each sequence of characters other than ASCII letters, digits and "_" becomes one "-"; "-" at either end is removed.
+    Characters other than ASCII letters, digits and "_" become one "-", none at either end. If all are others: a hash.
     """
-    return re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-")
+    return re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-") or f"{derive_seed(name):x}"
 
 
 # Tables and figures must fit the runs of the recipe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -314,3 +315,9 @@ def test_no_code_is_run_from_a_recipe(load: Any):
 )
 def test_slugs(name: str, expected: str):
     assert slug(name) == expected
+
+
+def test_names_without_latin_letters_have_slugs_of_their_own():
+    slugs = [slug(name) for name in ("情感", "主题", "тема", "?")]
+    assert all(re.fullmatch("[0-9a-f]+", text) for text in slugs)
+    assert len({*slugs}) == 4

@@ -164,7 +164,7 @@ def test_nothing_is_cut_where_every_block_counts(tmp_path, monkeypatch):
     assert set(study.table["phase"]) == {"layers", "whole"}
 
 
-def test_invalid_options_are_refused():
+def test_invalid_options_are_refused(tmp_path):
     model, tokenizer = tiny_model(3), tiny_tokenizer()
     with pytest.raises(ConfigError, match="advise: tolerance is -1; it must be at least 0"):
         advise(model, {"who": task()}, processor=tokenizer, tolerance=-1)
@@ -172,6 +172,8 @@ def test_invalid_options_are_refused():
         advise(model, {}, processor=tokenizer)
     with pytest.raises(ConfigError, match="advise: seeds is empty"):
         advise(model, {"who": task()}, processor=tokenizer, seeds=[])
+    with pytest.raises(ConfigError, match="the tasks 'topic 1' and 'topic-1' would be saved in one folder, 'topic-1'"):
+        advise(model, {"topic 1": task(), "topic-1": task()}, processor=tokenizer, output=tmp_path)
     assert torch.is_grad_enabled()
 
 

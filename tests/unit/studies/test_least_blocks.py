@@ -142,6 +142,11 @@ def test_only_a_missing_head_makes_readers_score_the_model():
         drop_least_(model, replace(task, splits={"train": task.split("train")}), 1, processor=tiny_tokenizer())
 
 
+def test_a_task_may_have_a_name_that_no_reader_can_have():
+    report = drop_least_(tiny_model(), replace(mood(), name="_情感"), 1, processor=tiny_tokenizer())
+    assert (report.task, report.scored_by) == ("_情感", "readers")
+
+
 def test_a_reader_that_fails_leaves_the_model_as_trainable_as_it_was(monkeypatch: pytest.MonkeyPatch):
     def fails(*_, **__):
         raise KeyboardInterrupt

@@ -16,6 +16,7 @@ import torch
 
 from lamina.bank import Reader, ReaderBank
 from lamina.editing.keep import truncate_
+from lamina.errors import ConfigError
 from lamina.fusion.scalar_mix import ScalarMix
 from lamina.layers.devices import main_device
 from lamina.layers.preserve import evaluating
@@ -134,7 +135,8 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
     Raises:
         ConfigError: If an option is out of range, there is no task or no seed, a seed is named twice, the processor
             fits no task, the stack has no module per block, or all cells failed; if `resume` is set without `output`,
-            or the cells in `output` were run with other settings, texts or library versions.
+            the cells in `output` were run with other settings, texts or library versions, or two tasks would be saved
+            in one folder there.
         UnknownNameError: If a task does not have both splits, or the stack does not exist.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.
@@ -147,6 +149,8 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
     named, listed = named_tasks(_OP, tasks), [] if texts is None else list(texts)
     check_range(_OP, "tolerance", tolerance, 0)
     check_given(_OP, tasks=named, seeds=seeds)
+    if output is not None:
+        _check_folders(named)
     training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
     inputs = CellInputs(model, processor, stack, training)
     options: dict[str, JSON] = {"texts": len(listed), "tolerance": tolerance, "chosen_on": "a tenth of train"}
@@ -185,6 +189,15 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
         sentence(name, proposal, edited.depth, table, metrics[name], tolerance) for name, proposal in proposed.items()
     ]
     return study_of_cells(_OP, table, [*failures, *cut_failures], settings, _figures(metrics), sentences)
+
+
+def _check_folders(names: Iterable[str]) -> None:
+    """Raise ConfigError if the cut models of two tasks with these names would be saved in one folder."""
+    owners: dict[str, str] = {}
+    for name in names:
+        if (owner := owners.setdefault(slug(name), name)) != name:
+            got = f"the tasks '{owner}' and '{name}' would be saved in one folder, '{slug(name)}'"
+            raise ConfigError(f"{_OP}: {got}; their letters and digits must differ. Rename one of them.")
 
 
 def _figures(metrics: Mapping[str, str]) -> dict[str, Figure]:

@@ -24,7 +24,7 @@ from lamina.layers.preserve import preserve_training
 from lamina.prediction.evaluate import evaluate, scoring_groups
 from lamina.recipes.edits import apply_edits, check_named_edit, is_random
 from lamina.recipes.load_tasks import NOT_DATA, load_task
-from lamina.recipes.schema import TaskRecipe, slug
+from lamina.recipes.schema import TaskRecipe
 from lamina.recipes.strict_yaml import Fields, Strict, checked, error_at, raise_first, read_yaml
 from lamina.studies.cutting.advise import measure_speedup
 from lamina.studies.cutting.removal import skipping, without_warnings
@@ -291,7 +291,7 @@ def _reader(subject: _Subject, task: Task, seed: int) -> Generator[Callable[[], 
     At the end of the `with` block, the model's mode and `requires_grad` are restored.
     """
     with preserve_training(subject.model):
-        bank, name = ReaderBank(subject.model, subject.processor), slug(task.name)
+        bank, name = ReaderBank(subject.model, subject.processor), "task"  # a task's name may not fit a reader
         bank.add(name, linear_reader(task, seed=seed, stack=subject.stack.name))
         # the last epoch: the rows that choose the best one are those that the reader is scored on
         options = FitOptions.checked(_OP, seed=seed, keep="last", progress=False)
