@@ -323,8 +323,8 @@ class Partial:
 
         Raises ConfigError if that run had other arguments; StoreError if its file was cut off.
         """
-        for name, now in self.same.items():
-            if (before := state["same"].get(name)) != now:
+        for name in dict.fromkeys([*self.same, *state["same"]]):  # "int8" is only there if it is True
+            if (before := state["same"].get(name)) != (now := self.same.get(name)):
                 differs = _CHANGES.get(name, f"whose {name} was {before}, and now it is {now}")
                 hint = "Start again with resume=False (--no-resume)."
                 raise ConfigError(f"predict: {self.lines} belongs to an earlier run {differs}. {hint}")

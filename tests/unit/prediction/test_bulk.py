@@ -326,6 +326,13 @@ def test_what_another_run_left_is_not_gone_on_with(tmp_path: Path, monkeypatch: 
         patch.setattr(bulk.Predictor, "choose_engine", lambda self: None)
         with pytest.raises(ConfigError, match=r"to an earlier run whose int8 was None, and now it is True"):
             run(bank(), source, output, backend="int8")
+        note = tmp_path / ".out.jsonl.partial.json"
+        plain = note.read_text(encoding="utf-8")
+        state = json.loads(plain)
+        note.write_text(json.dumps({**state, "same": {**state["same"], "int8": True}}), encoding="utf-8")
+        with pytest.raises(ConfigError, match=r"to an earlier run whose int8 was True, and now it is None"):
+            run(bank(), source, output)
+        note.write_text(plain, encoding="utf-8")
     write(source, TEXTS[::-1])  # another file of as many bytes
     with pytest.raises(ConfigError, match="to an earlier run whose source has changed since"):
         run(bank(), source, output)
