@@ -29,7 +29,15 @@ from lamina.tasks.targets import label_array
 from lamina.train import memory
 from lamina.train.base import Runner, to_device
 from lamina.train.checkpoint import reader_settings, starting_weights
-from lamina.train.learner import BASE, Learner, parameter_groups, reader_groups, scaled_groups, start_output
+from lamina.train.learner import (
+    BASE,
+    Learner,
+    parameter_groups,
+    reader_groups,
+    restart_output,
+    scaled_groups,
+    start_output,
+)
 from lamina.utils import JSON, world_size
 
 if TYPE_CHECKING:
@@ -314,12 +322,16 @@ class BankRunner(Runner):
             groups, total = reader_groups(self.bank[name], rates[name], options, self.op), plan.steps_of(name)
             if self._is_one_late(name, None):
                 self.bank[name].info[READS_WORDS] = True
-            output = getattr(self.bank[name].head, "output", None)
+            output, on_stage = getattr(self.bank[name].head, "output", None), None
             if task.problem_type == "regression" and isinstance(output, nn.Linear):
-                spread = start_output(output, label_array(task.split("train")))
+                labels = label_array(task.split("train"))
+                spread, on_stage = start_output(output, labels), partial(restart_output, output, labels)
                 groups = scaled_groups(groups, output, spread**2 if options.optimizer == "sgd" else spread)
                 self._spreads[name] = spread
-            learners.append(Learner(name, self.bank[name], groups, metric=task.metric, total=total, options=options))
+            module, metric = self.bank[name], task.metric
+            learners.append(
+                Learner(name, module, groups, metric=metric, total=total, options=options, on_stage=on_stage)
+            )
         if self.bank.train_base:
             groups = parameter_groups(self.bank.model, options, options.base_learning_rate, self.op)
             learners.append(Learner(BASE, self.bank.model, groups, metric="mean", total=len(plan), options=options))

@@ -19,7 +19,7 @@ from lamina.layers.layer_modules import layer_modules
 from lamina.tasks.metrics import better
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -76,6 +76,7 @@ class Learner:
         metric: Name of the metric that decides the best epoch.
         total: Number of optimizer steps, unless the learner stops early.
         options: Options of the run.
+        on_stage: Called once a new stage of training has reset parameters of the module. None: not called.
     """
 
     def __init__(
@@ -87,8 +88,10 @@ class Learner:
         metric: str,
         total: int,
         options: FitOptions,
+        on_stage: Callable[[], None] | None = None,
     ) -> None:
         self.name, self.module, self.metric, self.total = name, module, metric, total
+        self._on_stage = on_stage
         self._options = options
         self.parameters: list[nn.Parameter] = [parameter for group in groups for parameter in group["params"]]
         self.rates = [float(group["lr"]) for group in groups]
@@ -201,6 +204,8 @@ class Learner:
         if self._reader is None or not self._reader.on_epoch_end(done):
             return False
         self.optimizer.state.clear()
+        if self._on_stage is not None:
+            self._on_stage()
         return True
 
     def begin_stage(self, *, schedule: bool = True) -> None:
@@ -327,6 +332,14 @@ def start_output(output: nn.Linear, labels: Array) -> float:
             output.weight.mul_(spread)
             output.bias.fill_(float(known.mean()))
     return spread
+
+
+def restart_output(output: nn.Linear, labels: Array) -> None:
+    """Scale the output of a regression to the labels as `start_output` does, after its parameters were reset."""
+    if output.bias is not None:
+        with torch.no_grad():
+            output.bias.zero_()
+    start_output(output, labels)
 
 
 def scaled_groups(groups: Sequence[ParameterGroup], output: nn.Linear, factor: float) -> list[ParameterGroup]:

@@ -8,11 +8,12 @@ import pytest
 import torch
 from tests.support.training import reader, tiny_bank, tiny_model, tiny_tokenizer, yes_no
 
-from lamina import Head2Toe, Reader, ReaderBank, SequenceClassification, evaluate, fit
+from lamina import Head2Toe, Reader, ReaderBank, SequenceClassification, Task, evaluate, fit
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+SCORES = {"good": 10.5, "fun": 20.5, "bad": -10.5, "slow": 0.5}
 OPTIONS: dict[str, Any] = {"batch_size": 8, "progress": False, "learning_rate": 1e-2}
 
 
@@ -49,6 +50,20 @@ def test_a_trained_base_waits_for_the_last_stage_too():
     result = fit(bank, {"r": task, "other": task}, epochs=4, base_learning_rate=1e-3, **OPTIONS)
     assert bool(bank["r"].fusion.selected)
     assert result.best["r"]["epoch"] == result.best["other"]["epoch"] > 2
+
+
+@pytest.mark.parametrize("offset", [0.0, 200.0])
+def test_a_regression_starts_at_its_labels_in_both_stages(offset: float):
+    data = {
+        part: [{"text": f"the film is {word}", "score": score + offset} for word, score in SCORES.items()] * copies
+        for part, copies in (("train", 16), ("validation", 2))
+    }
+    task = Task.from_dataset("sequence_classification", data, text="text", label="score", name="r")
+    head = SequenceClassification(task.labels, pooling="first", dropout=0.0, problem_type="regression")
+    bank = tiny_bank({"r": Reader(Head2Toe(fraction=0.25), head)})
+    result = fit(bank, {"r": task}, epochs=4, **OPTIONS)
+    assert bool(bank["r"].fusion.selected)
+    assert max(row["mae"] for row in result.history) < 20  # always the mean: 10.75
 
 
 def test_a_run_that_is_ended_in_the_second_stage_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
