@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -34,8 +35,11 @@ if TYPE_CHECKING:
     from lamina.tasks.task import Task
     from lamina.train.grid import RunSpec
 
+logger = logging.getLogger(__name__)
+
 # options that do not change what a run learns, so that a run may be resumed with other values
 _UNCHECKED = {"resume", "progress", "tensorboard", "trackers", "save_steps", "num_workers", "cache_dir"}
+_SHOWN = 5  # maximum number of models that a warning names
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,8 @@ class SeparateRuns:
         read from the folder. Checkpoints and temporary models are removed, unless they belong to interrupted runs that
         will continue. `cells` has the cell of each run. All processes must call this. Raises ConfigError if a run to
         resume had other settings or data, and StoreError if a results file is damaged, or the disk has no room for the
-        models that must still be saved.
+        models that must still be saved. A warning names models of finished runs that the recipe keeps, and that are not
+        in the folder.
         """
         join_processes()  # the first one has undone what a dead run left in the folder
         done = self._shelf.read(cell for cell in cells if self.specs[cell.name].options.get("resume"))
@@ -95,6 +100,7 @@ class SeparateRuns:
             self._note_score(name, state)
 
         def make_room() -> None:
+            self._warn_of_missing(done)
             check_room(self.folder, self._models_left() * self._base[1])
             for name, spec in self.specs.items():
                 if name in done or not spec.options.get("resume"):
@@ -118,6 +124,23 @@ class SeparateRuns:
             self._clear(cell.name)
 
         run_in_first(write)
+
+    def _warn_of_missing(self, done: Iterable[str]) -> None:
+        """Log a warning if runs have finished, but their models, which the recipe keeps now, are not in the folder.
+
+        This is so if they were trained with another `keep`. `done` are the names of the runs that are not repeated.
+        """
+        if not self.recipe.methods or self.recipe.keep == "none":
+            return
+        wanted = {name: f"the model of {name}" for name in done}
+        if self.recipe.keep == "best":
+            wanted = {slug(row["task"]): f"a model of '{row['task']}'" for row in self.scores.values()}
+        lacking = [what for name, what in wanted.items() if not is_dir(self.folder / "models" / name)]
+        if lacking:
+            names = ", ".join(lacking[:_SHOWN]) + f" and {len(lacking) - _SHOWN} others" * (len(lacking) > _SHOWN)
+            problem = f"the subfolder models lacks {names}, and the runs have finished"
+            hint = f"Train without resume to save what `keep: {self.recipe.keep}` asks for"
+            logger.warning("recipe: %s. %s.", problem, hint)
 
     def _other_parts(self) -> dict[str, State]:
         """Return run name -> results of the finished runs that the recipe's key `only` leaves out now.

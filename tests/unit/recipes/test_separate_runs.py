@@ -162,6 +162,26 @@ def test_a_model_that_is_not_where_its_worker_wrote_it_is_an_error(
         run_recipe(methods(folder, {"plain": {}}), data=folder, output=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "lacks"),
+    [
+        ("none", "best", "a model of 'film', and"),
+        ("best", "all", "the model of film-plain-0, and"),
+        ("best", "best", None),
+        ("all", "none", None),
+    ],
+)
+def test_models_of_finished_runs_that_another_keep_would_have_saved_are_named(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, first: str, then: str, lacks: str | None
+):
+    run_recipe(methods(folder, {"plain": {}}, keep=first), data=folder, output=tmp_path)
+    caplog.clear()
+    run_recipe(methods(folder, {"plain": {}}, keep=then), data=folder, output=tmp_path, resume=True)
+    warned = [record.message for record in caplog.records if "Train without resume" in record.message]
+    assert len(warned) == (lacks is not None)
+    assert lacks is None or f"the subfolder models lacks {lacks} the runs have finished" in warned[0]
+
+
 # Workers
 
 
