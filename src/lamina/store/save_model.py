@@ -105,7 +105,8 @@ def _changed_setting(model: nn.Module, empty: nn.Module) -> str | None:
             ignored |= {"padding_idx"}  # others, such as RoBERTa's embeddings, compute positions with it
         for name in sorted(own.keys() & expected.keys() - ignored):
             now, then = own[name], expected[name]
-            if is_setting(name) and now != then and is_value(now) and is_value(then):
+            # only values: configs with settings per block cannot be compared, and raise
+            if is_setting(name) and is_value(now) and is_value(then) and now != then:
                 return f"{name} of {whose} is {now!r}, and {then!r} by the config"
     return None
 

@@ -11,6 +11,7 @@ from tests.support.portions import one_in
 from tests.support.stored import tiny_model, tiny_tokenizer
 from tests.support.tiny import FAMILIES
 from transformers import (
+    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -220,6 +221,21 @@ def test_an_outline_has_the_inserted_layers_and_no_weights(tmp_path: Path):
     assert {p.device.type for p in drawn.parameters()} == {"meta"}
     assert {n: p.shape for n, p in drawn.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
     assert edits(drawn) == edits(model)
+
+
+def test_a_model_whose_config_has_settings_of_single_blocks_is_saved(tmp_path: Path):
+    kinds = ["sliding_attention", "full_attention"]
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    more = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 99, "vocab_size": 99, "layer_types": kinds}
+    config = AutoConfig.for_model(
+        "gemma4_text", **sizes, **more, num_key_value_heads=1, head_dim=8, global_head_dim=16, pad_token_id=0
+    )
+    model = AutoModelForCausalLM.from_config(config).eval()
+    assert [config.per_layer_config[block].head_dim for block in range(2)] == [8, 16]
+    save(model, tmp_path)
+    again, _ = load(tmp_path, "AutoModelForCausalLM")
+    ids = torch.tensor([[5, 6, 7]])
+    assert torch.equal(again(ids).logits, model(ids).logits)
 
 
 def test_saving_again_replaces_and_leaves_other_files(tmp_path: Path):
