@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import datasets
 import torch
@@ -151,7 +152,10 @@ def run_recipe(
             report = monitored_report(recipe.monitors, run.bank, run.report, run.rows, specs, tasks, folder)
             return replace(run, report=report)
         check_edits(recipe, specs, session.tasks)
-        source = None if ray is None else pickle.dumps((Path.cwd(), recipe, data, folder, session.batches, options))
+        source = None
+        if ray is not None:
+            call = uuid4().hex  # a worker that stays reads the data again in the next call
+            source = pickle.dumps((call, Path.cwd(), recipe, data, folder, session.batches, options))
         run = session.train_separately(specs, source, progress=bool(show) and len(specs) > 1, ray=ray)
         if folder is not None:
             run_in_first(partial(_write_tables, run, folder))
@@ -436,12 +440,12 @@ def _train_in_worker(source: bytes, name: str) -> State:
 def _open_session(source: bytes) -> tuple[_Session, dict[str, RunSpec], SeparateRuns | None]:
     """Open the session of a recipe in a worker process of Ray; return it, all runs by name, and files of separate runs.
 
-    `source` is a pickled tuple: working directory, recipe, data folder, output folder, batches that fit the memory (by
-    run), and options of `lamina.fit`. Calls with an equal `source` share one session. The process changes to that
-    working directory. Without an output folder, None is returned in place of the files. Raises the errors of
-    `load_tasks` and `_Session.expand`.
+    `source` is a pickled tuple: id of the call of `run_recipe`, working directory, recipe, data folder, output folder,
+    batches that fit the memory (by run), and options of `lamina.fit`. Calls with an equal `source` share one session.
+    The process changes to that working directory. Without an output folder, None is returned in place of the files.
+    Raises the errors of `load_tasks` and `_Session.expand`.
     """
-    directory, recipe, data, folder, batches, options = pickle.loads(source)
+    _, directory, recipe, data, folder, batches, options = pickle.loads(source)
     os.chdir(directory)
     session = _Session(recipe, load_tasks(recipe, data), folder, batches)
     specs = session.expand({**options, "progress": False})

@@ -188,3 +188,15 @@ def test_models_of_finished_runs_that_another_keep_would_have_saved_are_named(
 def test_readers_that_share_a_pass_go_to_no_workers(folder: Path):
     with pytest.raises(ConfigError, match=r"ray is set; the readers of the recipe share .* separately: true"):
         run_recipe(recipe(folder, {"last": LAST}), data=folder, ray="local")
+
+
+def test_a_worker_reads_data_that_has_changed_since_the_last_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = write_films(tmp_path / "films")
+    monkeypatch.setattr(runner, "run_cells", lambda *args, ray, **how: cells.run_cells(*args, **how))
+    two = methods(folder, {"plain": {}}, fit={"epochs": 1})
+    before = run_recipe(two, data=folder, ray="local")
+    lines = (folder / "validation.tsv").read_text().splitlines(keepends=True)
+    (folder / "validation.tsv").write_text("".join(lines[:2]))
+    after, here = (run_recipe(two, data=folder, ray=ray) for ray in ("local", None))
+    assert before.rows[0]["score"] != after.rows[0]["score"]
+    assert after.rows == here.rows
