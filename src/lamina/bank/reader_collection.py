@@ -28,7 +28,7 @@ from lamina.layers.hooks import StopForward, drop_copied_hooks, run_stacks
 from lamina.layers.layer_guard import LayerGuard, mark_as_read
 from lamina.layers.nan_checks import first_non_finite
 from lamina.layers.preserve import evaluating_if, is_compiled, uncompiled
-from lamina.layers.types import tokenizer_of
+from lamina.layers.types import token_rows, tokenizer_of
 from lamina.layers.wrappers import checked_model
 from lamina.registry import provider
 from lamina.utils import check_type, check_types
@@ -94,9 +94,7 @@ class ReaderCollection(nn.Module):
         tokenizer = tokenizer_of(processor)
         if not hasattr(tokenizer, "get_vocab") or self._checked_ids == (known := (tokenizer, len(tokenizer))):
             return
-        rows = None
-        with suppress(NotImplementedError, AttributeError):  # models without a table of tokens
-            rows = getattr(self.model.get_input_embeddings(), "num_embeddings", None)
+        rows = token_rows(self.model)
         token, highest = max((tokenizer.get_vocab() if rows else {}).items(), key=itemgetter(1), default=("", -1))
         if rows is not None and highest >= rows:
             raise ConfigError(

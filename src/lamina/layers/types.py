@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast, overload
 
 from torch import Tensor
@@ -13,6 +14,8 @@ from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
     import tokenizers
+    from torch import nn
+    from transformers import PreTrainedModel
 
 # What a model is called with: argument -> tensor `[batch, ...]`.
 Batch: TypeAlias = Mapping[str, Tensor]
@@ -120,6 +123,23 @@ def check_tokenizer(processor: object) -> Processor:
         hint = "Give the one that AutoTokenizer.from_pretrained finds for the model."
         raise ConfigError(f"task: {got}; texts need a tokenizer. {hint}")
     return cast("Processor", processor)
+
+
+def token_rows(model: nn.Module) -> int | None:
+    """Return the number of rows of a model's token table; None if the model has no such table."""
+    with suppress(NotImplementedError, AttributeError):  # such as a model of images
+        return getattr(cast("PreTrainedModel", model).get_input_embeddings(), "num_embeddings", None)
+    return None
+
+
+def ids_problem(model: nn.Module, batch: Batch) -> str | None:
+    """Return, as text, that a batch on the CPU has token ids beyond the model's token table; None if it has not."""
+    rows, ids = token_rows(model), batch.get("input_ids")
+    if rows is None or ids is None or not ids.numel() or (highest := int(ids.max())) < rows:
+        return None
+    problem = f"the tokenizer gives ids up to {highest}; the model's token table has {rows} rows, 0 to {rows - 1}"
+    hint = f"Use the model's own tokenizer, or call model.resize_token_embeddings({highest + 1}) if it got new tokens"
+    return f"{problem}. {hint}"
 
 
 def padding_of(processor: Processor) -> dict[str, int]:

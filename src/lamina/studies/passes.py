@@ -17,7 +17,7 @@ from lamina.layers import default_stack, select, watch
 from lamina.layers.hooks import StopForward, run_stacks, token_mask, tower_inputs
 from lamina.layers.preserve import evaluating, uncompiled
 from lamina.layers.roles import family_of
-from lamina.layers.types import Batch, check_tokenizer, tokenizer_of
+from lamina.layers.types import Batch, check_tokenizer, ids_problem, tokenizer_of
 from lamina.layers.wrappers import unwrapped
 from lamina.studies.runner import own_processor
 from lamina.tasks.kind import TextInputs
@@ -78,10 +78,10 @@ class LayerReader:
 
         Raises:
             UnsupportedModelError: If the pass did not compute every chosen layer.
-            ConfigError: If the batch lacks an input, has an empty one, or has a mask that `token_mask` refuses or that
-                does not fit the states.
+            ConfigError: If the batch lacks an input, has an empty one, has a token id for which the model has no row,
+                or has a mask that `token_mask` refuses or that does not fit the states.
         """
-        stop, device = StopForward(), self.model.device
+        stop, device, given = StopForward(), self.model.device, batch
         # some models also accept arguments that are no tensors, such as `encoder_outputs`
         batch = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
         masks: list[Tensor | None] = []
@@ -98,7 +98,12 @@ class LayerReader:
                 raise stop
 
         with uncompiled(), evaluating(self.model), watch(self.stack, self.layers, receive, start):
-            run_stacks(self.model, [self.stack], batch, stop)
+            try:
+                run_stacks(self.model, [self.stack], batch, stop)
+            except (IndexError, RuntimeError) as error:
+                if problem := ids_problem(self.model, given):
+                    raise ConfigError(f"{self._op}: {problem}.") from error
+                raise
         if computed != self.layers:
             reason = f"a pass computed the layers {computed} of its stack '{self.stack.name}' instead of {self.layers}"
             hint = "Pass batches that run the whole model."

@@ -16,7 +16,7 @@ from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, first_line
 from lamina.layers.adapters import without_wrapper
 from lamina.layers.preserve import eval_mode
-from lamina.layers.types import tokenizer_of
+from lamina.layers.types import ids_problem, tokenizer_of
 from lamina.store.models import load_processor
 from lamina.store.save_model import check_reloads
 from lamina.tasks import KINDS, kind_of
@@ -216,6 +216,8 @@ class ModelRunner(Runner):
         try:
             with eval_mode(self.model):
                 out = self._forward(batch, labels)
+        except ConfigError:  # of `_forward`
+            raise
         except Exception as error:  # models raise errors of any type
             reason = first_line(error)
             if problem := size_problem(self.model, batch):
@@ -266,9 +268,18 @@ class ModelRunner(Runner):
         return [Learner(name, self.model, groups, metric=task.metric, total=plan.steps_of(name), options=options)]
 
     def _forward(self, batch: Batch, labels: Tensor) -> Any:  # noqa: ANN401
-        """Run the model on a batch with labels, and return its outputs (a transformers ModelOutput), loss included."""
+        """Run the model on a batch with labels, and return its outputs (a transformers ModelOutput), loss included.
+
+        Raises ConfigError if the batch has a token id for which the model has no row.
+        """
         labels = self.kind.model_labels(labels, self.task).to(self.device)
-        return self.model(**self.arguments(batch), labels=labels, **as_output(self.model))  # pyright: ignore
+        arguments = self.arguments(batch)
+        try:
+            return self.model(**arguments, labels=labels, **as_output(self.model))  # pyright: ignore
+        except (IndexError, RuntimeError) as error:
+            if problem := ids_problem(self.model, batch):
+                raise ConfigError(f"{self.op}: {problem}.") from error
+            raise
 
     def losses(
         self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: States | None
@@ -307,15 +318,19 @@ class ModelRunner(Runner):
         into the model's config if that names none (see `_fit_padding`).
 
         Raises:
-            ConfigError: If the model cannot read images of this size, or needs a padding token and there is none.
+            ConfigError: If the model cannot read images of this size or has no row for a token id, or needs a padding
+                token and there is none.
         """
         del states
         if self.op == "predict":  # only here, so that a call that is refused leaves the config as it was
             self._fit_padding()
-        batch, run = self.arguments(batch), self.kind.predict_outputs if labels is None else self.kind.outputs
+        run = self.kind.predict_outputs if labels is None else self.kind.outputs
+        arguments = self.arguments(batch)
         try:
-            return {name: run(self.model, batch, self.processor, self.generation) for name in names}
-        except (ValueError, RuntimeError) as error:
+            return {name: run(self.model, arguments, self.processor, self.generation) for name in names}
+        except (ValueError, RuntimeError, IndexError) as error:
+            if problem := ids_problem(self.model, batch):
+                raise ConfigError(f"{self.op}: {problem}.") from error
             if _NO_PADDING in str(error):
                 raise self._no_padding() from error
             if reason := size_problem(self.model, batch):

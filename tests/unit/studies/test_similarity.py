@@ -225,6 +225,12 @@ def test_models_with_different_tokens_cannot_be_compared_per_token():
         similarity(model_of("vit"), batches=[batch], other=other, per="token", minibatch=4)
 
 
+def test_a_token_that_the_other_model_has_no_row_for_is_named(model, tokenizer):
+    texts = ["the film is good ."] * 4
+    with pytest.raises(ConfigError, match=r"similarity: the tokenizer gives ids up to .* token table has 8 rows"):
+        similarity(model, texts, processor=tokenizer, other=tiny_model(vocab_size=8))
+
+
 def test_rows_in_groups():
     groups = row_groups(23, 5, seed=1)
     assert sorted(chain.from_iterable(groups)) == list(range(23))

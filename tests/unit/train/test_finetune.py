@@ -26,7 +26,7 @@ from tests.support.finetuned import (
     tune,
     vit,
 )
-from tests.support.training import length_of_text, names, same, several, tiny_tokenizer, yes_no
+from tests.support.training import WORDS, length_of_text, names, same, several, tiny_tokenizer, yes_no
 
 from lamina import fit, freeze_, predict
 from lamina.bank import ReaderBank
@@ -44,6 +44,7 @@ from lamina.store import load, save
 from lamina.tasks import KINDS, kind_of
 from lamina.tasks.split import Split
 from lamina.tasks.targets import label_array
+from lamina.tasks.task import Task
 from lamina.train import engine, training_run
 from lamina.train.engine import Engine
 from lamina.train.learner import Learner
@@ -290,6 +291,21 @@ def test_a_part_is_scored_without_training():
     assert same(tensors(model), before)
     with pytest.raises(ConfigError, match="has no head for a task of kind"):
         scored(bert("AutoModel"), task, "train", tiny_tokenizer())
+
+
+def test_a_token_without_a_row_in_the_model_is_named():
+    """Only the longest texts have such a token, so that the trial with the shortest rows succeeds."""
+    texts, last = ["the film", "the film is good . rome"] * 4, WORDS.index("rome")
+    rows = [{"text": text, "label": "yes" if len(text) > 9 else "no"} for text in texts]
+    task = Task.from_dataset("sequence_classification", {"train": rows, "validation": rows}, text="text", label="label")
+    message = rf"the tokenizer gives ids up to {last}; the model's token table has {last} rows, 0 to {last - 1}\."
+    for run in (
+        lambda model: tune(model, task, epochs=1),
+        lambda model: scored(model, task, "train", tiny_tokenizer()),
+        lambda model: predict(model, texts, processor=tiny_tokenizer()),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            run(bert(vocab_size=last))
 
 
 @pytest.mark.parametrize("size", [1, 3, 40])
