@@ -306,13 +306,15 @@ class FileKind(ClassKind[InputsT]):
         check_columns(replace(spec, text=column), tables.values())
         tables = lab.labelled(tables, spec)
         labels = spec.labels or lab.class_labels(tables, spec.label)
+        has_known_ids = lab.has_known_ids(spec, labels)
+        lab.warn_of_ids(tables, spec)
         splits: dict[str, Split] = {}
         for name, table in tables.items():
             # `Table.column` would open every file to see whether one is missing
             every = table.whole or table
             files = every.columns.get(column) or every.column(column)
-            ids = lab.with_gaps(lab.class_ids(table, spec.label, labels), table, lambda _: IGNORED)
-            splits[name] = file_split(cast("Column", files), ids)
+            ids = lab.class_ids(table, spec.label, labels, has_known_ids=has_known_ids)
+            splits[name] = file_split(cast("Column", files), lab.with_gaps(ids, table, lambda _: IGNORED))
         return replace(spec, text=column, problem_type="classification", labels=labels), splits
 
     def column(self, spec: ColumnSpec) -> str:

@@ -18,11 +18,13 @@ from typing import TypeVar, cast
 
 from lamina.data.arrow import Column
 from lamina.data.read import Table
+from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, DataError
 from lamina.tasks import label_cells as cell_forms
 from lamina.tasks.annotator_marks import kept_rows, skipped_rows
 from lamina.tasks.base import ColumnSpec
 from lamina.tasks.label_cells import SEPARATORS, LabelCellError, class_name, is_hidden, is_missing, plain, trimmed
+from lamina.tasks.metrics import usual_positive
 from lamina.tasks.stratify import label_columns
 
 T = TypeVar("T")
@@ -302,21 +304,65 @@ def numbers(table: Table, column: str | int) -> Iterator[float]:
         yield value
 
 
-def class_ids(table: Table, column: str | int, labels: Sequence[str]) -> Iterator[int]:
+def has_known_ids(spec: ColumnSpec, labels: Sequence[str]) -> bool:
+    """Return whether label cells may hold class ids: positions in `labels`, the class names of a task.
+
+    They may if the user gave the names, or the data declare them (both are in `spec.labels`). Names that were read from
+    the train split are sorted, and another split may number its classes in another order. They have ids only if their
+    order is the usual one, as that of "no" and "yes", or LABEL_0 and LABEL_1.
+    """
+    return spec.labels is not None or _has_usual_order(labels)
+
+
+def _has_usual_order(names: Sequence[str]) -> bool:
+    return usual_positive(names) is not None or are_unnamed(names)
+
+
+def warn_of_ids(tables: Mapping[str, Table], spec: ColumnSpec, *, is_hot: bool = False) -> None:
+    """Log a warning for each table whose labels are class ids, if `spec.labels` are sorted and there is no train split.
+
+    Such names were probably sorted by Lamina in an earlier training, so a user may not know the order. Names like "no"
+    and "yes", one of which is the usual positive class, have a known order, as do numbers, and LABEL_0 and LABEL_1.
+    `is_hot` says that the labels are lists of 0 and 1 per class.
+    """
+    names = spec.labels or ()
+    is_clear = list(names) != sorted(names) or any(map(cell_forms.is_whole, names)) or _has_usual_order(names)
+    unclear = () if is_clear or "train" in tables else tables.values()
+    for table in unclear:
+        if not any(map(_holds_ids, table.cells(spec.label))):
+            continue
+        what, order = "class ids", listed([f"{number} = {name}" for number, name in enumerate(names)])
+        if is_hot:
+            what, order = "lists of 0 and 1 per class", f"{listed(names)}, in this order"
+        hint = "If that is wrong, write the names into the file"
+        logger.warning("task: %s: %s in column '%s' are read as %s. %s.", table.path, what, spec.label, order, hint)
+
+
+def _holds_ids(cell: object) -> bool:
+    """Return whether a label cell is a whole number, or a list of nothing else; one of them is not -100."""
+    cell = plain(cell)
+    entries = cell if isinstance(cell, list) else [cell]
+    return all(map(cell_forms.is_whole, entries)) and any(str(entry).strip() != str(IGNORED) for entry in entries)
+
+
+def class_ids(table: Table, column: str | int, labels: Sequence[str], *, has_known_ids: bool = True) -> Iterator[int]:
     """Yield a column of class names, or of lists with one name, as ids (positions in `labels`).
 
-    Cells may also hold ids, unless a class name is a whole number. Raises DataError for a missing column, a name that
-    is not in `labels`, and a cell that is empty or not a name.
+    With `has_known_ids`, cells may also hold ids, unless a class name is a whole number. Raises DataError for a missing
+    column, a name that is not in `labels`, and a cell that is empty or not a name.
     """
-    index = _index(labels)
+    index = _index(labels, has_known_ids=has_known_ids)
     for row, cell in _cells(table, column):
         yield _id(table, row, column, cell, index, labels)
 
 
-def _index(labels: Sequence[str]) -> dict[str, int]:
-    """Return class name -> id, its position in `labels`. Ids as texts are keys too, unless a name is a whole number."""
+def _index(labels: Sequence[str], *, has_known_ids: bool) -> dict[str, int]:
+    """Return class name -> id, its position in `labels`.
+
+    With `has_known_ids`, ids as texts are keys too, unless a name is a whole number.
+    """
     index = {trimmed(name): number for number, name in enumerate(labels)}
-    if not any(map(cell_forms.is_whole, labels)):
+    if has_known_ids and not any(map(cell_forms.is_whole, labels)):
         index |= {str(number): number for number in range(len(labels))}
     return index
 
@@ -468,13 +514,16 @@ def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] 
     return width if other is None and width and (sure or labels or width > 1) else None
 
 
-def multi_hot(table: Table, column: str | int, labels: Sequence[str], *, is_hot: bool) -> Iterator[tuple[int, ...]]:
+def multi_hot(
+    table: Table, column: str | int, labels: Sequence[str], *, is_hot: bool, has_known_ids: bool = True
+) -> Iterator[tuple[int, ...]]:
     """Yield each list of a column as 0 and 1 per class. The lists hold that already (`is_hot`), or names or ids.
 
-    Names and ids follow the rules and errors of `class_ids`. DataError is also raised for a list of 0 and 1 per class
-    if the column's type declares class ids. Such a list has an entry per class, all 0 or 1, and one of these twice.
+    Names and ids follow the rules and errors of `class_ids`, as does `has_known_ids`. DataError is also raised for a
+    list of 0 and 1 per class if the column's type declares class ids. Such a list has an entry per class, all 0 or 1,
+    and one of these twice.
     """
-    index = _index(labels)
+    index = _index(labels, has_known_ids=has_known_ids)
     for row, cell in _cells(table, column):
         with cell_errors(table, row, column):
             entries = cell_forms.parts(cell)
@@ -522,8 +571,14 @@ def bad_cell(table: Table, row: int, column: str | int, problem: str) -> DataErr
 
 
 def unknown_label(table: Table, row: int, column: str | int, cell: object, labels: Sequence[str]) -> DataError:
-    """Return the DataError for a cell with a label that is not one of `labels`; it suggests a similar one, if any."""
+    """Return the DataError for a cell with a label that is not one of `labels`.
+
+    It suggests a similar label, if any; for a whole number that could be an id, `labels=`.
+    """
     lowered = [] if cell_forms.is_number(cell) else [name.lower() for name in labels]
     close = get_close_matches(str(cell).strip().lower(), lowered, n=1, cutoff=0.75)
     hint = f" Did you mean '{labels[lowered.index(close[0])]}'?" if close and lowered.count(close[0]) == 1 else ""
+    is_id = cell_forms.is_number(cell) and str(cell).strip() in map(str, range(len(labels)))
+    if is_id and not any(map(cell_forms.is_whole, labels)):
+        hint = " If it is a class id, give labels=[...] with the names in the order of their ids."
     return bad_cell(table, row, column, f"has label '{cell}'; the labels are: {', '.join(labels)}.{hint}")

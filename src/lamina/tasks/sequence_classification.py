@@ -16,8 +16,7 @@ from lamina.heads.base import TaskLike
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec
 from lamina.tasks.kind import TextClassKind
-from lamina.tasks.label_cells import is_missing, is_whole
-from lamina.tasks.metrics import RANKING, usual_positive
+from lamina.tasks.metrics import RANKING
 from lamina.tasks.problem_type import infer_problem_type
 from lamina.tasks.split import Split
 
@@ -62,11 +61,13 @@ class SequenceClassificationKind(TextClassKind):
             labels = spec.labels or (str(spec.label),)
         else:
             labels = spec.labels or lab.class_labels(tables, spec.label, several=problem == "multi_label")
+        has_known_ids = lab.has_known_ids(spec, labels)
         spec = replace(spec, problem_type=problem, labels=labels)
-        if problem == "classification" and "train" not in tables:
-            _warn_of_ids(tables, spec)
         is_hot = problem == "multi_label" and lab.hot_width(tables.values(), spec.label, labels) is not None
-        return spec, {name: _split(table, spec, is_hot=is_hot) for name, table in tables.items()}
+        if problem != "regression":
+            lab.warn_of_ids(tables, spec, is_hot=is_hot)
+        how = {"is_hot": is_hot, "has_known_ids": has_known_ids}
+        return spec, {name: _split(table, spec, **how) for name, table in tables.items()}
 
     def further_metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
         """Return the ranking metrics, such as "auroc", for classification with exactly two classes; else none."""
@@ -99,31 +100,12 @@ def _tell_of_blanks(tables: Mapping[str, Table], spec: ColumnSpec) -> None:
             logger.info(f"task: %s: {what}. {hint}.", table.path, blank, len(table), spec.label)
 
 
-def _warn_of_ids(tables: Mapping[str, Table], spec: ColumnSpec) -> None:
-    """Log a warning for each table whose labels are class ids, if the class names are sorted.
-
-    Such names were probably sorted by Lamina, so a user may not know the order. Names like "no" and "yes", of which one
-    is the usual positive class, have a known order, as do numbers, and LABEL_0, LABEL_1 and so on.
-    """
-    names = spec.labels or ()
-    if list(names) != sorted(names) or usual_positive(names) or any(map(is_whole, names)) or lab.are_unnamed(names):
-        return
-    for table in tables.values():
-        cell = next((cell for cell in table.cells(spec.label) if not is_missing(cell)), None)
-        if cell is not None and is_whole(cell):
-            order = lab.listed([f"{number} = {name}" for number, name in enumerate(names)])
-            hint = "If that is wrong, write the names into the file"
-            logger.warning(
-                "task: %s: class ids in column '%s' are read as %s. %s.", table.path, spec.label, order, hint
-            )
-
-
-def _split(table: Table, spec: ColumnSpec, *, is_hot: bool) -> Split:
+def _split(table: Table, spec: ColumnSpec, *, is_hot: bool, has_known_ids: bool) -> Split:
     """Return the examples in a table: texts or pairs, with class ids, numbers, or 0 and 1 per class as labels.
 
     Rows without a label, which only `table.whole` has, get -100, NaN, or -1 per class. `spec` has the columns and the
-    problem type. `is_hot` says that the lists in the label column are already 0 and 1 per class. Raises DataError for a
-    cell of another form.
+    problem type. `is_hot` says that the lists in the label column are already 0 and 1 per class, and `has_known_ids`
+    that cells may hold class ids. Raises DataError for a cell of another form.
     """
     every, classes = table.whole or table, spec.labels or ()
     texts = lab.texts(every, spec.text)
@@ -131,6 +113,8 @@ def _split(table: Table, spec: ColumnSpec, *, is_hot: bool) -> Split:
     if spec.problem_type == "regression":
         return Split.of(pairs, lab.with_gaps(lab.numbers(table, spec.label), table, lambda _: math.nan))
     if spec.problem_type == "multi_label":
-        rows, none = lab.multi_hot(table, spec.label, classes, is_hot=is_hot), (-1,) * len(classes)
+        rows = lab.multi_hot(table, spec.label, classes, is_hot=is_hot, has_known_ids=has_known_ids)
+        none = (-1,) * len(classes)
         return Split.of(pairs, lab.with_gaps(rows, table, lambda _: none))
-    return Split.of(pairs, lab.with_gaps(lab.class_ids(table, spec.label, classes), table, lambda _: IGNORED))
+    ids = lab.class_ids(table, spec.label, classes, has_known_ids=has_known_ids)
+    return Split.of(pairs, lab.with_gaps(ids, table, lambda _: IGNORED))

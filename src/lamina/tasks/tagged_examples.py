@@ -35,6 +35,7 @@ def tag_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSpe
     Raises DataError if words and tags do not match, a tag is not in `spec.labels`, some training tags fit the scheme of
     spans and others do not, or there are neither labels nor training tags.
     """
+    lab.warn_of_ids(tables, spec)
     tags = {name: _tags(table, spec) for name, table in tables.items()}
     if spec.labels is None:
         lab.label_source(tables)

@@ -62,6 +62,23 @@ def test_the_classes_are_those_of_train(tmp_path: Path):
         Task.from_files(IMAGE, test=test)
 
 
+def test_class_ids_of_images_need_an_order(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    put(tmp_path, "a.csv", "image,label\na.png,frog\nb.png,bird\n")
+    put(tmp_path, "b.csv", "image,label\na.png,0\nb.png,1\n")
+    train, other = tmp_path / "a.csv", tmp_path / "b.csv"
+    with pytest.raises(
+        DataError, match=r"b\.csv row 2 has label '0'; the labels are: bird, frog\. If it is a class id"
+    ):
+        Task.from_files(IMAGE, train=train, test=other)
+    assert tuple(Task.from_files(IMAGE, train=train, test=other, labels=("frog", "bird")).split("test").labels) == (
+        0,
+        1,
+    )
+    assert "class ids" not in caplog.text
+    Task.from_files(IMAGE, test=other, labels=("bird", "frog"))
+    assert "class ids in column 'label' are read as 0 = bird, 1 = frog." in caplog.text
+
+
 def test_images_and_labels_are_two_columns(tmp_path: Path):
     put(tmp_path, "a.csv", "image,label\na.png,x\nb.png,y\n")
     with pytest.raises(ConfigError, match="task: text and label are both 'label'; a model would learn to copy"):

@@ -150,6 +150,55 @@ def test_the_meaning_of_class_ids_in_a_file_to_score_is_said(tmp_path: Path, lab
     assert [said in message for message in caplog.messages] == ([] if said is None else [True])
 
 
+@pytest.mark.parametrize("part", ["validation", "test"])
+def test_class_ids_are_refused_if_the_order_of_the_names_is_that_of_the_alphabet(tmp_path: Path, part: str):
+    names = ("entailment", "neutral", "contradiction")  # the order of their ids in SNLI and MNLI
+    train = tsv(tmp_path / "t.tsv", [f"a\t{name}" for name in names] * 4)
+    other: dict[str, Any] = {part: tsv(tmp_path / "d.tsv", ["a\tneutral", "a\t0"])}
+    refused = (
+        r"d\.tsv row 3 has label '0'; the labels are: contradiction, entailment, neutral\. "
+        r"If it is a class id, give labels=\[\.\.\.\] with the names in the order of their ids\.$"
+    )
+    with pytest.raises(DataError, match=refused):
+        Task.from_files(SEQUENCE, train=train, **other)
+    task = Task.from_files(SEQUENCE, train=train, **other, labels=names)
+    assert tuple(task.split(part).labels) == (1, 0)
+
+
+@pytest.mark.parametrize("names", [("no", "yes"), ("LABEL_0", "LABEL_1", "LABEL_2")])
+def test_class_ids_of_names_with_a_usual_order_are_read(tmp_path: Path, names: tuple[str, ...]):
+    train = tsv(tmp_path / "t.tsv", [f"a\t{name}" for name in names])
+    task = Task.from_files(SEQUENCE, train=train, validation=tsv(tmp_path / "d.tsv", ["a\t1", "a\t0"]))
+    assert tuple(task.split("validation").labels) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ([[0], [1, 2]], "class ids in column 'label' are read as 0 = x, 1 = y, 2 = z."),
+        ([[1, 0, 0], [0, 1, 1]], "lists of 0 and 1 per class in column 'label' are read as x, y, z, in this order."),
+    ],
+)
+def test_ids_in_lists_and_0_and_1_per_class_need_an_order_too(tmp_path: Path, cells: list[Any], said: str, caplog: Any):
+    train = jsonl(tmp_path / "t.jsonl", [{"sentence": "a", "label": list(cell)} for cell in ("z", "yx")])
+    other = jsonl(tmp_path / "d.jsonl", [{"sentence": "a", "label": cell} for cell in cells])
+    with pytest.raises(DataError, match=r"'0'; the labels are: x, y, z\. If it is a class|0 and 1 have one entry for"):
+        Task.from_files(SEQUENCE, train=train, validation=other)
+    assert not caplog.messages
+    task = Task.from_files(SEQUENCE, validation=other, labels=("x", "y", "z"), problem_type="multi_label")
+    assert tuple(task.split("validation").labels) == ((1, 0, 0), (0, 1, 1))
+    assert [said in message for message in caplog.messages] == [True]  # the labels may be those of a saved reader
+
+
+def test_flags_of_two_classes_are_not_read_as_ids(tmp_path: Path):
+    train = jsonl(tmp_path / "t.jsonl", [{"sentence": "a", "label": list(cell)} for cell in ("z", "zy")])
+    other = jsonl(tmp_path / "d.jsonl", [{"sentence": "a", "label": cell} for cell in ([1, 0], [0, 1])])
+    with pytest.raises(
+        DataError, match=r"row 1 has label '1'; the labels are: y, z\. If it is a class id, give labels="
+    ):
+        Task.from_files(SEQUENCE, train=train, validation=other)
+
+
 def test_text_must_be_text(tmp_path: Path):
     path = jsonl(tmp_path / "t.jsonl", [{"sentence": ["a"], "label": 1}])
     with pytest.raises(DataError, match="row 1 has no text in column 'sentence' but list"):

@@ -46,6 +46,15 @@ def test_tags_as_ids(tmp_path: Path):
     assert task.split("test").labels == ((1, 0),)
 
 
+def test_the_meaning_of_ids_of_tags_is_said_if_the_labels_are_sorted(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    path = jsonl(tmp_path / "t.jsonl", [{"tokens": ["EU"], "tags": [-100]}, {"tokens": ["EU", "a"], "tags": [-100, 2]}])
+    how: dict[str, Any] = {"test": path, "text": "tokens", "label": "tags"}
+    Task.from_files(TOKEN, labels=("O", "B-ORG", "I-ORG"), **how)
+    assert not caplog.messages
+    Task.from_files(TOKEN, labels=("B-ORG", "I-ORG", "O"), **how)
+    assert "class ids in column 'tags' are read as 0 = B-ORG, 1 = I-ORG, 2 = O." in caplog.text
+
+
 def test_tags_that_mark_no_spans(tmp_path: Path):
     path = put(tmp_path / "pos.conll", "the DT\ncat NN\n\nsat VB\nI PRP\n")
     task = Task.from_files(TOKEN, train=path, validation=path)
