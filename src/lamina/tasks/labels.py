@@ -326,7 +326,7 @@ def warn_of_ids(tables: Mapping[str, Table], spec: ColumnSpec, *, is_hot: bool =
     `is_hot` says that the labels are lists of 0 and 1 per class.
     """
     names = spec.labels or ()
-    is_clear = list(names) != sorted(names) or any(map(cell_forms.is_whole, names)) or _has_usual_order(names)
+    is_clear = list(names) != sorted(names) or any(map(cell_forms.is_number, names)) or _has_usual_order(names)
     unclear = () if is_clear or "train" in tables else tables.values()
     for table in unclear:
         if not any(map(_holds_ids, table.cells(spec.label))):
@@ -348,8 +348,9 @@ def _holds_ids(cell: object) -> bool:
 def class_ids(table: Table, column: str | int, labels: Sequence[str], *, has_known_ids: bool = True) -> Iterator[int]:
     """Yield a column of class names, or of lists with one name, as ids (positions in `labels`).
 
-    With `has_known_ids`, cells may also hold ids, unless a class name is a whole number. Raises DataError for a missing
-    column, a name that is not in `labels`, and a cell that is empty or not a name.
+    With `has_known_ids`, cells may also hold ids, unless a class name is a number. A number stands for the class whose
+    name has its value, as 1 for "1.0". Raises DataError for a missing column, a name that is not in `labels`, and a
+    cell that is empty or not a name.
     """
     index = _index(labels, has_known_ids=has_known_ids)
     for row, cell in _cells(table, column):
@@ -359,22 +360,27 @@ def class_ids(table: Table, column: str | int, labels: Sequence[str], *, has_kno
 def _index(labels: Sequence[str], *, has_known_ids: bool) -> dict[str, int]:
     """Return class name -> id, its position in `labels`.
 
-    With `has_known_ids`, ids as texts are keys too, unless a name is a whole number.
+    With `has_known_ids`, ids as texts are keys too, unless a name is a number.
     """
     index = {trimmed(name): number for number, name in enumerate(labels)}
-    if has_known_ids and not any(map(cell_forms.is_whole, labels)):
+    if has_known_ids and not any(map(cell_forms.is_number, labels)):
         index |= {str(number): number for number in range(len(labels))}
     return index
 
 
-def _id(
-    table: Table, row: int, column: str | int, cell: object, index: Mapping[str, int], labels: Sequence[str]
-) -> int:
-    """Return the id of the class in a cell, looked up in `index`; raise DataError if it is not a class of `labels`."""
+def _id(table: Table, row: int, column: str | int, cell: object, index: dict[str, int], labels: Sequence[str]) -> int:
+    """Return the id of the class in a cell, looked up in `index`; raise DataError if it is not a class of `labels`.
+
+    Another spelling of a number among `labels` is added to `index`, so that it is searched for only once.
+    """
     with cell_errors(table, row, column):
         name = class_name(_single(cell, index), index)
     if name not in index:
-        raise unknown_label(table, row, column, cell, labels)
+        numbers = enumerate(labels if cell_forms.is_number(name) else ())
+        same = [at for at, label in numbers if cell_forms.is_number(label) and Decimal(label) == Decimal(name)]
+        if len(same) != 1:
+            raise unknown_label(table, row, column, cell, labels)
+        index[name] = same[0]
     return index[name]
 
 
@@ -579,6 +585,6 @@ def unknown_label(table: Table, row: int, column: str | int, cell: object, label
     close = get_close_matches(str(cell).strip().lower(), lowered, n=1, cutoff=0.75)
     hint = f" Did you mean '{labels[lowered.index(close[0])]}'?" if close and lowered.count(close[0]) == 1 else ""
     is_id = cell_forms.is_number(cell) and str(cell).strip() in map(str, range(len(labels)))
-    if is_id and not any(map(cell_forms.is_whole, labels)):
+    if is_id and not any(map(cell_forms.is_number, labels)):
         hint = " If it is a class id, give labels=[...] with the names in the order of their ids."
     return bad_cell(table, row, column, f"has label '{cell}'; the labels are: {', '.join(labels)}.{hint}")

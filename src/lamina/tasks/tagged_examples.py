@@ -14,7 +14,7 @@ from lamina.errors import DataError
 from lamina.tasks import labels as lab
 from lamina.tasks import span_forms, tag_schemes
 from lamina.tasks.base import ColumnSpec
-from lamina.tasks.label_cells import LabelCellError, class_name, is_number, is_whole, plain, shown
+from lamina.tasks.label_cells import LabelCellError, class_name, is_number, plain, shown
 from lamina.tasks.metrics import marks_spans
 from lamina.tasks.split import Split
 from lamina.tasks.words import Span, join, word_spans
@@ -68,7 +68,7 @@ def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str | None, ...]]:
     cells = [marks for marks in table.column(spec.label) if isinstance(marks, list | tuple)]
     are_ids = all(is_number(mark) for marks in cells for mark in marks)
     labels = spec.labels or ()
-    by_id = () if any(map(is_whole, labels)) else labels
+    by_id = () if any(map(is_number, labels)) else labels
     for row, words, marks in zip(table.rows, table.column(spec.text), table.column(spec.label), strict=True):
         if not isinstance(words, list | tuple) or not isinstance(marks, list | tuple):
             column = spec.label if isinstance(words, list | tuple) else spec.text

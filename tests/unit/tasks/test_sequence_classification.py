@@ -59,6 +59,28 @@ def test_numeric_names_are_not_taken_as_ids(tmp_path: Path):
     assert task.split("test").labels == (1, 0)
 
 
+@pytest.mark.parametrize("cells", [("1", "3"), ("1.0", "3.00"), ("+1", "3.")])
+@pytest.mark.parametrize("names", [("1.0", "2.0", "3.0"), ("1", "2", "3")])
+def test_a_number_is_the_class_of_its_value_and_no_id(tmp_path: Path, names: tuple[str, ...], cells: tuple[str, ...]):
+    train, how = (
+        tsv(tmp_path / "t.tsv", [f"a\t{name}" for name in names] * 4),
+        dict[str, Any](problem_type="classification"),
+    )
+    other = tsv(tmp_path / "d.tsv", [f"a\t{cell}" for cell in cells])
+    task = Task.from_files(SEQUENCE, train=train, validation=other, **how)
+    assert (task.labels, tuple(task.split("validation").labels)) == (names, (0, 2))
+    assert tuple(Task.from_files(SEQUENCE, test=other, labels=names, **how).split("test").labels) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("labels", "cell"), [(("0.5", "1.5"), "0"), (("1", "1.0"), "1.00"), (("1.5", "low"), "0"), (("1.0", "2.0"), "yes")]
+)
+def test_a_number_without_a_class_of_its_value_is_refused(tmp_path: Path, labels: tuple[str, ...], cell: str):
+    path = tsv(tmp_path / "t.tsv", [f"a\t{labels[1]}", f"a\t{cell}"])
+    with pytest.raises(DataError, match=rf"row 3 has label '{cell}'; the labels are: {', '.join(labels)}\.$"):
+        Task.from_files(SEQUENCE, test=path, labels=labels, problem_type="classification")
+
+
 def test_pairs(tmp_path: Path):
     rows = [{"first": "a", "second": "b", "same": True}, {"first": "c", "second": "d", "same": False}]
     path = jsonl(tmp_path / "t.jsonl", rows)
