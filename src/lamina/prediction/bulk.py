@@ -157,8 +157,8 @@ def predict_file(  # noqa: PLR0913
         DataError: If the file or a column is missing, or a row cannot be read. The rows before it are kept: the same
             call with `skip_bad` continues after them.
         ConfigError: If the output has an unknown extension, is the source or was begun with other arguments; if options
-            contradict each other; if no column is named, and a classifier of pairs would read single texts; if `text`
-            and `text_pair` are one column; if a reader has the name of an output column; or if Ray has no such cluster.
+            contradict each other; if no column is named, and a classifier of pairs, or readers of different columns,
+            need one; if `text` is `text_pair`; if a reader is named as an output column; or if Ray has no such cluster.
         StoreError: If the output cannot be written, or another run writes it. Complete rows are kept.
         MissingExtraError: If `ray` is set and Ray is not installed.
         LaminaError: If a worker of Ray dies several times; or any other error of `predict`.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
-from lamina.data.read import read_chunks
+from lamina.data.read import Table, read_chunks
 from lamina.errors import ConfigError, DataError
 from lamina.tasks import kind_of
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderModule
 
+logger = logging.getLogger(__name__)
 USUAL_COLUMNS = ("sentence", "text", "image", "audio")  # in this order, as in the files of tasks
 
 
@@ -22,20 +24,23 @@ def columns_of(source: Path, text: str | None, text_pair: str | None, readers: M
 
     Args:
         source: The file.
-        text: Column of the text, image or audio clip. None: `usual_column` chooses it.
+        text: Column of the text, image or audio clip. None: `usual_column` chooses it, and a warning names it if
+            readers learnt from different columns.
         text_pair: Column of the second text. None: it is chosen as in `predict_file`, or rows are single texts.
         readers: The readers that answer, by name. Empty for a whole model.
 
     Raises:
-        ConfigError: If both columns are the same; or if no column is named, a reader gives one answer about a pair of
-            texts, and no second column can be chosen.
+        ConfigError: If both columns are the same; or if no column is named, and either a reader gives one answer about
+            a pair of texts and no second column can be chosen, or readers learnt from different columns and the file
+            has two of these.
         DataError: If no column is named and none is usual, or the file cannot be read.
     """
     learnt = {name: reader.info.get("columns", {}) for name, reader in readers.items()}
     kinds = {name: kind_of(str(reader.config.head.kind)) for name, reader in readers.items()}
     # The second text of a language model is the reply, which it writes itself.
     paired = [name for name, reader in readers.items() if reader.info.get("pair") and kinds[name].has_classes]
-    names = _names(source) if text is None or (text_pair is None and paired) else []
+    sample = _sample(source) if text is None or (text_pair is None and paired) else None
+    names = [] if sample is None else list(sample.columns)
     if text_pair is None and paired:
         sets: dict[tuple[str | None, str | None], str] = {}  # columns -> the first reader that learnt from them
         for name, own in learnt.items():
@@ -52,12 +57,37 @@ def columns_of(source: Path, text: str | None, text_pair: str | None, readers: M
                 got = f"the readers learnt from different columns, {', '.join(needs)}"
                 hint = f"predict with one reader after the other: readers=['{needy[0]}'] (--readers {needy[0]})"
             raise ConfigError(f"predict: {got}. Name two with text and text_pair (--text, --pair), or {hint}.")
-    if text is None:
-        texts = [own["text"] for name, own in learnt.items() if "text" in own and (text_pair or name not in paired)]
-        text = usual_column(source, names, list(dict.fromkeys(map(str, texts))))
+    if sample is not None and text is None:
+        singles = {name: own for name, own in learnt.items() if text_pair or name not in paired}
+        text = _text_column(source, sample, {name: str(own["text"]) for name, own in singles.items() if "text" in own})
     if text == text_pair:
         raise ConfigError(f"read: text and text_pair are both '{text}'; the two texts are equal. Name two.")
     return [text] if text_pair is None else [text, text_pair]
+
+
+def _text_column(source: Path, sample: Table, learnt: Mapping[str, str]) -> str:
+    """Choose the text column of a file; `sample` has its first rows, and `learnt` is reader -> its column in training.
+
+    A column of lists, as of words with tags, is chosen only if readers learnt from nothing else. Raises ConfigError if
+    readers learnt from different columns of the file, and DataError as `usual_column` does.
+    """
+    names = list(sample.columns)
+    lists = {
+        name for name in {*learnt.values()} & {*names} if any(isinstance(cell, list) for cell in sample.cells(name))
+    }
+    columns = list(dict.fromkeys(name for name in learnt.values() if name not in lists)) or list(lists)
+    if len([name for name in columns if name in names]) > 1:
+        needs = [f"'{reader}' from {name}" for reader, name in learnt.items() if name in names and name not in lists]
+        hint = f"or predict with one reader after the other: readers=['{next(iter(learnt))}'] (--readers)"
+        raise ConfigError(
+            f"predict: the readers learnt from different columns of {source.name}, {', '.join(needs)}; one call reads "
+            f"one column. Name it with text (--text), {hint}."
+        )
+    column = usual_column(source, names, columns)
+    if len(columns) > 1:
+        what = "predict: all readers read column '%s' of %s, though they learnt from columns %s. Set text to choose it"
+        logger.warning(what, column, source.name, " and ".join(columns))
+    return column
 
 
 def usual_column(source: Path, names: Sequence[str], learnt: Sequence[str]) -> str:
@@ -78,7 +108,6 @@ def usual_column(source: Path, names: Sequence[str], learnt: Sequence[str]) -> s
     return column
 
 
-def _names(source: Path) -> list[str]:
-    """Return the names of the columns in a file's first 100 rows; DataError if the file cannot be read."""
-    first = next(read_chunks(source, rows=100, on_bad_row=lambda _: None), None) or next(read_chunks(source))
-    return list(first.columns)
+def _sample(source: Path) -> Table:
+    """Return a file's first 100 rows; raise DataError if the file cannot be read."""
+    return next(read_chunks(source, rows=100, on_bad_row=lambda _: None), None) or next(read_chunks(source))

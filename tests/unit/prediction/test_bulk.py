@@ -64,15 +64,22 @@ def test_every_row_has_the_answers_of_predict(tmp_path: Path):
     assert left(tmp_path) == {"in.jsonl", "out.jsonl"}
 
 
-def test_a_file_is_read_by_the_column_that_the_readers_learnt_from(tmp_path: Path):
+def test_a_file_is_read_by_the_column_that_the_readers_learnt_from(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     made, source = bank(), tmp_path / "in.csv"
     source.write_text("id,text,ticket,note\n1,a title,anna was in paris,a note\n")
     made["mood"].info["columns"] = {"text": "ticket", "label": "mood"}
     run(made, source, tmp_path / "a.jsonl")
     assert [row["text"] for row in rows(tmp_path / "a.jsonl")] == ["anna was in paris"]
-    made["who"].info["columns"] = {"text": "note", "label": "who"}  # the two readers disagree: the usual name decides
-    run(made, source, tmp_path / "b.jsonl")
+    made["who"].info["columns"] = {"text": "note", "label": "who"}
+    refused = (
+        r"the readers learnt from different columns of in\.csv, 'mood' from ticket, 'who' from note; one call reads "
+        r"one column\. Name it with text \(--text\), or predict with one reader after the other: readers=\['mood'\]"
+    )
+    with pytest.raises(ConfigError, match=refused):
+        run(made, source, tmp_path / "b.jsonl")
+    run(made, source, tmp_path / "b.jsonl", text="text")
     assert [row["text"] for row in rows(tmp_path / "b.jsonl")] == ["a title"]
+    assert not caplog.messages
     run(made, source, tmp_path / "c.jsonl", readers=["who"])
     assert [row["text"] for row in rows(tmp_path / "c.jsonl")] == ["a note"]
     source = source.with_suffix(".jsonl")  # a first row without the column does not make another one the only one
