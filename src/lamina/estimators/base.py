@@ -109,7 +109,7 @@ _OWN: dict[str, str] = {
     "keep": "validation_fraction decides it",
 }
 _STEP = ("batch_size", "gradient_accumulation_steps")  # options that decide how many texts an optimizer step reads
-_COLUMNS = ("n_features_in_", "feature_names_in_")  # attributes that say which columns X of `fit` had
+_COLUMNS = ("n_features_in_", "feature_names_in_", "pairs_")  # attributes that say which columns X of `fit` had
 _SHARED = ("model", "processor")  # parameters that clones share instead of copying them
 
 
@@ -145,7 +145,7 @@ class LaminaEstimator(BaseEstimator):
     def _new_bank(self, columns: Mapping[str, object]) -> ReaderBank:
         """Return a new bank without readers on the estimator's model; delete the `bank_` of an earlier `fit`.
 
-        The number and names of the columns of X, from `_new_texts`, become fitted attributes. The model and processor
+        `columns`, the attributes `_COLUMNS` from `_new_texts`, become fitted attributes. The model and processor
         are also recorded, to load the estimator from a pickle. Raises ConfigError without a tokenizer, and the errors
         of `lamina.load`; the estimator is then as before.
         """
@@ -300,7 +300,7 @@ class LaminaEstimator(BaseEstimator):
     def _texts(self, X: object, method: str) -> Texts:
         """Return X as a list of texts or pairs of texts; raise DataError if it has another form, as `as_texts` does.
 
-        The number and names of its columns are compared with those of `fit`. Messages begin with the calling `method`.
+        X is compared with the attributes `_COLUMNS` from `fit`. Messages begin with the calling `method`.
         """
         return as_texts(self, X, self._op(method), reset=False)
 

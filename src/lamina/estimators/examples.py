@@ -62,13 +62,13 @@ def as_texts(estimator: BaseEstimator, X: TextsLike, op: str, *, reset: bool) ->
     """Return X as a list of texts, or as a list of pairs of texts.
 
     Raises DataError if X is a single text, is empty, has cells that are no texts or more than two columns, or has other
-    columns than at `fit`.
+    columns than at `fit`; or if it has pairs and X of `fit` had texts, or the other way round.
 
     Args:
-        estimator: Estimator of which `n_features_in_` and `feature_names_in_` are set or compared.
+        estimator: Estimator of which `n_features_in_`, `feature_names_in_` and `pairs_` are set or compared.
         X: Texts as a list, an array or one column; pairs as tuples or as two columns.
         op: Name of the calling method, which begins the error messages.
-        reset: True in `fit`: set the number and names of the columns. False: compare them with those of `fit`.
+        reset: True in `fit`: set these attributes. False: compare X with them.
     """
     if isinstance(X, str | bytes):
         raise DataError(f"{op}: X is one text; a list, array or column of texts is needed.")
@@ -87,6 +87,12 @@ def as_texts(estimator: BaseEstimator, X: TextsLike, op: str, *, reset: bool) ->
             wrong = others[0] if others else parts
             came = f"row {row} of X holds {wrong!r:.40} of type {type(wrong).__name__}"
             raise DataError(f"{op}: {came}; every row is a text, or every row a pair of texts.", row=row)
+    if reset:
+        vars(estimator)["pairs_"] = not single
+    elif getattr(estimator, "pairs_", not single) == single:  # an older file does not say which `fit` had
+        came, had = ("single texts", "pairs of texts") if single else ("pairs of texts", "single texts")
+        hint = f"Give {had}, or fit on {came}"
+        raise DataError(f"{op}: X has {came}, but {type(estimator).__name__} was fitted on {had}. {hint}.")
     return [str(text) for text in rows] if single else [(str(first), str(second)) for first, second in rows]
 
 

@@ -77,6 +77,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         bank_: The `lamina.ReaderBank` with the reader, which is named "reader".
         result_: The `lamina.train.FitResult` of the last `fit`.
         n_features_in_: Number of columns of X; not set if X is one-dimensional.
+        pairs_: Whether X of `fit` had pairs of texts; other methods need an X of the same form.
         feature_names_in_: Names of the columns; only set if X is a data frame.
     """
 
@@ -218,6 +219,7 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
         bank_: The `lamina.ReaderBank` with the reader, which is named "reader".
         result_: The `lamina.train.FitResult` of the last `fit`.
         n_features_in_: Number of columns of X; not set if X is one-dimensional.
+        pairs_: Whether X of `fit` had pairs of texts; other methods need an X of the same form.
         feature_names_in_: Names of the columns; only set if X is a data frame.
     """
 

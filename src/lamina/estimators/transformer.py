@@ -54,6 +54,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         bank_: The `lamina.ReaderBank` whose readers compute the features.
         result_: The `lamina.train.FitResult` of the latest training; only set if a fusion was trained.
         n_features_in_: Number of columns of X; not set if X is one-dimensional.
+        pairs_: Whether X of `fit` had pairs of texts; other methods need an X of the same form.
         feature_names_in_: Names of the columns; only set if X is a data frame.
     """
 

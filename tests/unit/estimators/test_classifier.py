@@ -3,6 +3,7 @@ from __future__ import annotations
 import pickle
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -72,6 +73,27 @@ def test_pairs_are_tuples_or_two_columns(base: str, texts: list[str], mood: list
     of_frame = LaminaClassifier(base, **FAST).fit(frame, mood)
     assert (of_frame.n_features_in_, list(of_frame.feature_names_in_)) == (2, ["one", "two"])
     assert np.array_equal(of_frame.predict_proba(frame), fitted.predict_proba(pairs))
+
+
+def test_pairs_and_single_texts_are_not_confused(base: str, texts: list[str], mood: list[str], tmp_path: Path):
+    pairs = list(zip(texts, texts[::-1], strict=True))
+    of_pairs = LaminaClassifier(base, **FAST | {"epochs": 1}).fit(pairs, mood)
+    of_texts = LaminaClassifier(base, **FAST | {"epochs": 1}).fit(texts, mood)
+    assert (vars(of_pairs)["pairs_"], vars(of_texts)["pairs_"]) == (True, False)
+    of_texts.save(tmp_path / "texts")
+    for fitted in (of_texts, pickle.loads(pickle.dumps(of_texts)), LaminaClassifier.load(tmp_path / "texts")):
+        with pytest.raises(
+            DataError, match=r"^LaminaClassifier\.predict: X has pairs of texts, but LaminaClassifier was"
+        ):
+            fitted.predict(pairs)
+    refused = (
+        r"predict: X has single texts, but LaminaClassifier was fitted on pairs of texts\. Give pairs of texts, or fit"
+    )
+    with pytest.raises(ValueError, match=refused):
+        of_pairs.score(texts, mood)
+    del vars(of_pairs)["pairs_"]  # as in a pickle of an earlier version
+    assert len(of_pairs.predict(texts)) == 8
+    assert of_pairs.fit(texts, mood).predict(texts).shape == (8,)
 
 
 @pytest.mark.parametrize("kind", one_in(2, [np.array, pd.Series, tuple, lambda texts: np.array(texts)[:, None]]))

@@ -58,4 +58,4 @@ def test_columns_are_those_of_fit():
     ):
         as_texts(estimator, np.array([["a"]]), "op", reset=False)
     as_texts(estimator, ["a"], "op", reset=True)
-    assert SimpleNamespace(**vars(estimator)) == SimpleNamespace()
+    assert SimpleNamespace(**vars(estimator)) == SimpleNamespace(pairs_=False)

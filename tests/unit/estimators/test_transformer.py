@@ -105,6 +105,8 @@ def test_columns_of_a_frame_and_what_was_done_before(base: str, texts: list[str]
     assert columns.fit_transform(frame).shape == (8, 33)
     both = columns.named_transformers_["both"]
     assert (both.n_features_in_, list(both.feature_names_in_)) == (2, ["title", "body"])
+    with pytest.raises(DataError, match=r"transform: X has single texts, but LaminaTransformer was fitted on pairs"):
+        both.transform(texts)
     assert columns.get_feature_names_out()[-2:].tolist() == ["both__layer0_15", "rest__length"]
     assert make_pipeline(columns, LogisticRegression(C=100)).fit(frame, mood).score(frame, mood) == 1.0
 
