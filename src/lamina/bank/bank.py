@@ -16,7 +16,7 @@ from lamina.bank.generation_states import Over
 from lamina.bank.listening import check_over, listening
 from lamina.bank.prompt_inputs import Prompts
 from lamina.bank.reader import WATCHES, BankOutput, Reader, ReaderModule, warn_of_untrained
-from lamina.bank.reader_collection import ReaderCollection, key_of
+from lamina.bank.reader_collection import ReaderCollection
 from lamina.bank.recorded_base import check_needs_states, check_reads_recorded, check_recorded_base
 from lamina.bank.stack_pass import Inputs
 from lamina.bank.step import Step
@@ -207,7 +207,8 @@ class ReaderBank(ReaderCollection):
     def add(self, name: str, reader: Reader | ReadTask, *, watch: bool = False) -> ReaderModule:
         """Build a reader and add it to the bank. Return its trainable module, also available as `bank[name]`.
 
-        The module is on the model's device and in the mode of the bank.
+        The module is on the model's device and in the mode of the bank. A cascade whose first reader had this name and
+        was removed before is removed too, with a warning.
 
         Args:
             name: 1 to 100 letters, digits, `_` and `-`, beginning with a letter or digit. It is also the name of the
@@ -246,7 +247,7 @@ class ReaderBank(ReaderCollection):
             monitoring.check_reads_stepwise("bank.add", {name: module})
             monitoring.causal_pass(self, "bank.add", {name: module})
             module.info[WATCHES] = True
-        self.readers[key_of(name)] = module
+        self._put("bank.add", {name: module})
         return module
 
     @check_types("bank.monitor_scores")

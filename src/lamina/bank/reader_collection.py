@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 import torch
 from torch import Tensor, nn
 
+from lamina.bank.cascades import without_stale_cascades
 from lamina.bank.reader import BankOutput, Info, ReaderModule, ReaderOutput
 from lamina.bank.remap import check_blocks, check_untrained, fusion_after
 from lamina.bank.stack_pass import Inputs, StackPass, States, attach, recording
@@ -253,8 +254,8 @@ class ReaderCollection(nn.Module):
         the other. Each bank may rename a shared reader. A cascade of two shared readers finds its first reader by name:
         if one bank renames that reader, the other must rename it too to use the cascade.
 
-        Cascades of staying readers that use a replaced reader are removed. A reader that the banks already share is not
-        replaced.
+        A cascade is removed, with a warning, if its first reader here has other weights than the one that it was
+        calibrated with. Its second reader is then a copy that shares its modules with the other banks.
 
         Args:
             other: Bank whose readers are added.
@@ -269,22 +270,24 @@ class ReaderCollection(nn.Module):
         if other.model is not self.model:
             rule = "both banks must read one model. Load it with ReaderBank.from_pretrained(folder, bank.model)"
             raise ConfigError(f"bank.update: the other bank reads another {type(other.model).__name__}; {rule}.")
-        staying = [reader for name, reader in self.select(None, "bank.update").items() if name not in coming]
-        present = {monitor for reader in staying for monitor in reader.monitors}
+        present = {monitor for name in self if name not in coming for monitor in self[name].monitors}
         for name, reader in coming.items():
             if both := present.intersection(reader.monitors):
                 problem = f"reader '{name}' has a monitor '{both.pop()}', and so does one that stays"
                 raise ConfigError(f"bank.update: {problem}. Drop one of them with bank.drop_monitor.")
-        replaced = [name for name, reader in coming.items() if name in self and self[name] is not reader]
-        for reader in staying:
-            reader.drop_cascades_of(replaced)
-        for name, reader in coming.items():
-            self.readers[key_of(name)] = reader.train(self.training)
+        self._put("bank.update", coming, other.select(None, "bank.update"))
+
+    def _put(self, op: str, coming: Mapping[str, ReaderModule], *others: Mapping[str, ReaderModule]) -> None:
+        """Add or replace readers; `others` are all readers of the banks from which they come. See `update`."""
+        before = self.select(None, op)
+        for name, reader in without_stale_cascades(op, {**before, **coming}, [before, *others]).items():
+            if reader is not before.get(name):
+                self.readers[key_of(name)] = reader.train(self.training)
 
     def remove(self, name: str) -> None:
         """Remove a reader and the monitors stored with it; raise UnknownNameError if no reader has this name.
 
-        A cascade that is stored with another reader stays, and using it raises UnknownNameError.
+        A cascade stored with another reader stays until the name is used again; using it raises UnknownNameError.
         """
         check_known("bank.remove", [name], self, "reader")
         del self.readers[key_of(name)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from copy import copy
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, final
@@ -11,9 +10,7 @@ from typing import TYPE_CHECKING, final
 from starlette.concurrency import run_in_threadpool
 
 from lamina.bank import ReaderBank
-from lamina.bank.reader_collection import key_of
 from lamina.errors import ConfigError, LaminaError, NotFiniteError, UnknownNameError, convert_errors
-from lamina.layers.fingerprints import fingerprint_of_tensors
 from lamina.layers.nan_checks import first_non_finite
 from lamina.serve.middleware import ADMIN
 from lamina.serve.scheduler import Scheduler, ServedBank
@@ -22,7 +19,7 @@ from lamina.store.manifest import MANIFEST
 from lamina.utils import is_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from fastapi import FastAPI
 
@@ -49,7 +46,8 @@ class Reloader:
     def put(self, folder: str, readers: Sequence[str] | None = None) -> ServedBank:
         """Add readers of a saved bank, and replace served readers of the same names.
 
-        If this changes the weights of one reader of a cascade and not of the other, the cascade is removed.
+        A cascade whose first reader is then another than the one that it was calibrated with is removed; see
+        `ReaderBank.update`.
 
         Raises ConfigError if the server has no root, the folder is not a bank in the root, or a monitor of an added
         reader has the name of one that stays; UnknownNameError if the bank lacks a reader in `readers`; StoreError if
@@ -68,7 +66,7 @@ class Reloader:
             bank = self._scheduler.bank
             loaded = ReaderBank.from_pretrained(place, bank.model, bank.processor)
             chosen = [*loaded] if readers is None else list(readers)
-            return self._serve({name: bank for name in bank if name not in chosen}, dict.fromkeys(chosen, loaded))
+            return self._serve([*bank], loaded, chosen)
 
     def remove(self, name: str) -> ServedBank:
         """Remove the reader `name`, and return the bank that is served after the change.
@@ -82,7 +80,7 @@ class Reloader:
             bank = self._scheduler.bank
             if name not in bank:
                 raise UnknownNameError(op="serve", got=name, known=bank, what="reader")
-            return self._serve({other: bank for other in bank if other != name}, {})
+            return self._serve([other for other in bank if other != name])
 
     def reload(self) -> ServedBank:
         """Load the bank again from its folder or hub id, and serve exactly the readers that are in it now.
@@ -96,7 +94,7 @@ class Reloader:
         with self._lock:
             bank = self._scheduler.bank
             loaded = ReaderBank.from_pretrained(self._source, bank.model, bank.processor)
-            return self._serve({}, dict.fromkeys(loaded, loaded), loaded.folder)
+            return self._serve([], loaded, [*loaded], loaded.folder)
 
     def try_reload(self) -> None:
         """Reload the bank, and log the outcome. Errors are logged and not raised, because a signal has no caller."""
@@ -109,62 +107,45 @@ class Reloader:
             logger.info("serve: reloaded %s", ", ".join(f"{name} {served.versions[name]}" for name in served.bank))
 
     def _serve(
-        self, unchanged: Mapping[str, ReaderBank], new: Mapping[str, ReaderBank], folder: Path | None = None
+        self,
+        present: Sequence[str],
+        loaded: ReaderBank | None = None,
+        chosen: Sequence[str] = (),
+        folder: Path | None = None,
     ) -> ServedBank:
-        """Build a bank from readers of other banks, and serve it. The caller holds the lock.
+        """Build a bank from served and loaded readers, and serve it. The caller holds the lock.
 
         The bank that was served so far is not changed. Raises LaminaError if a reader does not exist or does not fit, a
         weight is NaN or infinite, or no reader is left.
 
         Args:
-            unchanged: Reader name -> the bank it comes from, for readers that stay.
-            new: Reader name -> the bank it comes from, for added or replaced readers. Their version is 1 higher than
-                the latest of their name.
+            present: Names of the served readers that stay, or that loaded ones replace.
+            loaded: Bank of the loaded readers. None: there are none.
+            chosen: Names of the readers of `loaded` to serve. Their version is 1 higher than the latest of their name.
             folder: Folder that may hold an export of the new bank. None: there is none.
         """
         old = self._scheduler.served
         bank = ReaderBank(old.bank.model, old.bank.processor, saves_base=old.bank.saves_base, info=old.bank.info).eval()
         bank.folder = folder
-        sources = {**unchanged, **new}
-        for name, source in sources.items():
-            bank.update(source, [name])
-        for name in new:
+        bank.update(old.bank, present)
+        sources = dict.fromkeys(bank, old.bank)
+        if loaded is not None:
+            bank.update(loaded, chosen)
+            sources |= dict.fromkeys(chosen, loaded)
+        for name in chosen:
             if weight := first_non_finite(bank[name].named_parameters()):
                 raise NotFiniteError(f"serve: weight '{weight}' of reader '{name}' is not finite.", name=weight)
-        removed = [monitor for name in bank for monitor in self._drop_cascades(bank, name, sources[name])]
-        new_versions = {name: self._latest.get(name, 0) + 1 for name in new}
+        removed = [
+            monitor
+            for name, source in sources.items()
+            for monitor in source[name].monitors
+            if monitor not in bank[name].monitors
+        ]
+        new_versions = {name: self._latest.get(name, 0) + 1 for name in chosen}
         versions = {name: new_versions.get(name) or old.versions[name] for name in bank}
         self._scheduler.serve(served := ServedBank(bank, old.number + 1, versions, removed))
         self._latest |= new_versions
-        if removed:
-            logger.warning("serve: removed the cascades %s: one of their readers was replaced", ", ".join(removed))
         return served
-
-    def _drop_cascades(self, bank: ReaderBank, name: str, source: ReaderBank) -> list[str]:
-        """Remove a reader's cascades that were calibrated with other weights of their first reader; return their names.
-
-        `name` is the reader in `bank`, which is served next; its monitors were calibrated in the bank `source`. If it
-        loses cascades, `bank` gets a copy of it with the same modules, because the bank that was served so far shares
-        its monitors.
-        """
-
-        def is_changed(other: str) -> bool:
-            if other in source:
-                before, now = source[other], bank[other]
-                if before is now:
-                    return False
-                weights = {fingerprint_of_tensors(reader.state_dict().items()) for reader in (before, now)}
-                return len(weights) > 1
-            # the server has removed a reader of this name earlier, and now another one is added
-            return source is self._scheduler.bank and other in self._latest
-
-        changed = {other for other in bank if bank[name].cascades_of([other]) and is_changed(other)}
-        removed = bank[name].cascades_of(changed)
-        if removed:
-            reader = bank.readers[key_of(name)] = copy(bank[name])
-            reader.info = dict(reader.info)
-            reader.drop_cascades_of(changed)
-        return removed
 
     def _inside(self, folder: str) -> Path:
         """Return the path of a bank's folder inside the root; `folder` is relative to the root.

@@ -225,20 +225,57 @@ def test_readers_of_another_bank_on_the_same_model(bank: ReaderBank, batch: dict
         bank.update(ReaderBank(FAMILIES["bert"].known()))
 
 
-def test_a_replaced_reader_takes_along_the_monitors_that_use_it(model: Any):
-    banks = ReaderBank(model), ReaderBank(model)
+def bank_with_cascade(model: Any, seed: int) -> ReaderBank:
+    """Return a bank in which 'strong' has a monitor of its own, and a cascade after 'cheap'."""
+    bank = ReaderBank(model)
     for name in ("cheap", "strong", "odd"):
-        for bank in banks:
-            bank.add(name, Reader(SingleLayer(layer=1, dim=8), TokenClassification(("a", "b"), encoder_layers=0)))
-    bank, other = banks
+        head = TokenClassification(("a", "b"), encoder_layers=0)
+        bank.add(name, Reader(SingleLayer(layer=1, dim=8), head, seed=seed))
     cheap, strong = (Monitor(name, "b", LastScore(), threshold=0.5, name=name) for name in ("cheap", "strong"))
     bank.keep_monitor(Cascade(cheap, strong, name="both"))
     bank.keep_monitor(strong)
+    return bank
+
+
+def test_a_replaced_reader_takes_along_the_monitors_that_use_it(model: Any, caplog: pytest.LogCaptureFixture):
+    bank, other, same = (bank_with_cascade(model, seed) for seed in (0, 1, 0))
     bank.update(other, ["odd"])
     bank.update(bank)
+    bank.update(same, ["cheap"])  # its weights are those that the thresholds were chosen for
     assert set(bank.monitors) == {"both", "strong"}
     bank.update(other, ["cheap"])
     assert set(bank.monitors) == {"strong"}
+    problem = "they were calibrated with another first reader than the bank has now"
+    assert caplog.messages == [f"bank.update: removed the cascades both of reader 'strong': {problem}"]
+    other.update(bank, ["odd"])
+    bank.update(other)
+    assert set(bank.monitors) == {"both", "strong"}
+
+
+def test_a_cascade_needs_the_first_reader_of_the_bank_that_it_comes_from(model: Any):
+    bank, other = (bank_with_cascade(model, seed) for seed in (0, 1))
+    bank.update(other, ["strong"])
+    assert set(bank.monitors) == {"strong"}
+    assert set(other.monitors) == {"both", "strong"}  # the other bank still has its own first reader
+    assert bank["strong"].head is other["strong"].head
+    empty = ReaderBank(model)
+    empty.update(other, ["strong"])
+    empty.update(other, ["cheap"])  # one after the other
+    assert set(empty.monitors) == {"both", "strong"}
+
+
+@pytest.mark.parametrize("how", ["update", "add"])
+def test_a_new_reader_does_not_take_the_place_of_a_removed_one_in_a_cascade(model: Any, how: str):
+    bank, other = (bank_with_cascade(model, seed) for seed in (0, 1))
+    shared = ReaderBank(model)
+    shared.update(bank)
+    bank.remove("cheap")
+    if how == "update":
+        bank.update(other, ["cheap"])
+    else:
+        assert bank.add("cheap", Reader(SingleLayer(layer=1, dim=8), TWO)) is bank["cheap"]
+    assert set(bank.monitors) == {"strong"}
+    assert set(shared.monitors) == {"both", "strong"}
 
 
 @pytest.mark.parametrize("training", [True, False])

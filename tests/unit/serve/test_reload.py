@@ -165,7 +165,7 @@ def test_a_cascade_that_is_added_without_its_first_reader_is_removed(client: Tes
 
 def test_readers_that_stay_are_not_hashed(client: TestClient, bank: ReaderBank, monkeypatch: pytest.MonkeyPatch):
     cascade(bank)
-    monkeypatch.setattr("lamina.serve.reload.fingerprint_of_tensors", Mock(side_effect=AssertionError("hashed")))
+    monkeypatch.setattr("lamina.bank.cascades.fingerprint_of_tensors", Mock(side_effect=AssertionError("hashed")))
     assert "removed_monitors" not in changed(client, "tone")
     assert "both" in client.get("/info").json()["monitors"]
 
