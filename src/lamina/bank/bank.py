@@ -257,7 +257,8 @@ class ReaderBank(ReaderCollection):
         Args:
             monitor: The monitor; its readers must be in the bank.
             batch: Keyword arguments for the model, such as `input_ids`.
-            mask: `[batch, tokens]`, True at the tokens to score. None: all tokens. Padding is never scored.
+            mask: `[batch, tokens]`, True at the tokens to score. None: all tokens but the special tokens of the bank's
+                tokenizer, as in `watch`. Padding is never scored.
 
         Returns:
             `[batch, tokens]` in float64, on the CPU. Tokens that are not scored repeat the score before them, NaN at
@@ -286,8 +287,9 @@ class ReaderBank(ReaderCollection):
         """Return a context in which monitors score the text that `model.generate` writes, token by token.
 
         Monitors do not change the text, bit for bit. The scores equal the scores from one plain pass over the finished
-        text. Each call of `generate` is a new text. Greedy search and sampling are supported, with several return
-        sequences, padded prompts, prompts in pieces, and any cache or none.
+        text. The special tokens of the bank's tokenizer are not scored, as in `calibrate`. Each call of `generate` is a
+        new text. Greedy search and sampling are supported, with several return sequences, padded prompts, prompts in
+        pieces, and any cache or none.
 
         Example:
             ```python

@@ -18,6 +18,7 @@ from lamina.errors import ConfigError, check_known, convert_errors
 from lamina.layers.causality import is_causal
 from lamina.layers.hooks import StopForward, run_until_stopped
 from lamina.layers.preserve import evaluating, uncompiled
+from lamina.layers.types import special_ids
 from lamina.monitors.cascade import AnyMonitor, Cascade, start_monitors
 from lamina.monitors.monitor import Monitor
 
@@ -204,7 +205,7 @@ def scores_of_monitors(
         bank: The bank.
         monitors: The monitors; their readers read the same stack.
         batch: Keyword arguments for the model.
-        mask: True at the tokens to score. None: all tokens except padding.
+        mask: True at the tokens to score. None: all tokens except special ones. Padding is never scored.
         finished: Whether the texts are complete, so that models whose states change with later tokens are allowed too.
             In such a model, each score depends on the whole text.
         on_features: Called once with a dict, reader name -> features `[batch, tokens, dim]`. None: not called.
@@ -228,6 +229,8 @@ def scores_of_monitors(
     if mask is not None and mask.shape != real.shape:
         problem = f"the mask is {list(mask.shape)} for texts of {list(real.shape)}"
         raise ConfigError(f"{op}: {problem}; it must be [batch, tokens], like the texts.")
+    if mask is None and stack_pass.ids is not None and stack_pass.ids.shape == real.shape:
+        mask = ~torch.isin(stack_pass.ids.cpu(), special_ids(bank.processor))
     for part in (stack_pass.mask, mask):
         real = real if part is None else real & part.cpu().bool()
     heads = {name: reader.config.head for name, reader in readers.items()}

@@ -49,6 +49,7 @@ class StackPass:
 
     Attributes:
         mask: Attention mask `[batch, tokens]` of the call. None: there is no padding.
+        ids: Token ids `[batch, tokens]` of the call. None: it has none.
         real: True at tokens, False at padding, `[batch, tokens]`. None until the first state has come.
         layers: Numbers of the layers that at least one reader needs, ascending.
 
@@ -75,10 +76,10 @@ class StackPass:
         self.model, self.stack, self.readers, self.processor = model, stack, readers, processor
         self.mask: Tensor | None = None
         self.grad = grad
-        self._ids: Tensor | None = None  # token ids [batch, tokens], only if a reader compares two texts
+        self.ids: Tensor | None = None
         self.real: Tensor | None = None
         self._is_padded = True  # False if it is known that all tokens are real
-        self._segments: Tensor | None = None  # segment ids [batch, tokens]; as `_ids`, and from the first state on
+        self._segments: Tensor | None = None  # segment ids [batch, tokens], from the first state on if `_compares`
         self._compares = False  # whether a reader compares two texts
         groups: dict[object, dict[str, Fusion]] = {}
         for name, reader in readers.items():
@@ -115,7 +116,7 @@ class StackPass:
         The parameters must not change between the passes, and this pass must not record gradients; neither is checked.
         """
         fresh = copy(self)
-        fresh.mask = fresh._ids = fresh.real = fresh._segments = None
+        fresh.mask = fresh.ids = fresh.real = fresh._segments = None
         fresh._layers_seen, fresh._inside, fresh._streams = [], {}, []
         streams: dict[Stream, Stream] = {}
         with torch.no_grad():
@@ -152,7 +153,7 @@ class StackPass:
         key = "decoder_input_ids" if self.stack.name == "decoder" else "input_ids"
         ids = batch.get(key, named.get("input_ids"))
         if isinstance(ids, Tensor):
-            self._ids = ids if self._compares else None
+            self.ids = ids
         else:
             refuse_pairs(self.readers, key)
 
@@ -198,8 +199,8 @@ class StackPass:
         if self.real is None:
             self.real = real_tokens(self.mask, state, self.model)
             self._is_padded = not is_full(self.real)
-            if self._ids is not None:
-                self._segments = segments_of(self._ids.to(state.device), separators_of(self.processor), self.real)
+            if self._compares and self.ids is not None:
+                self._segments = segments_of(self.ids.to(state.device), separators_of(self.processor), self.real)
         segments = None if self._segments is None else self._segments.to(state.device)
         with torch.set_grad_enabled(self.grad):
             for site, routes in self._routes[layer].items():

@@ -20,14 +20,15 @@ class Step:
 
     If the call generates a single sequence, `text`, `token_id`, `score` and `flags` give its values as plain Python
     values. If there are several, `step.sequence(1).text` is the text of the second one. The model never reads the last
-    token of a sequence, so the last step repeats the scores of the step before.
+    token of a sequence, so the last step repeats the scores of the step before. So does a special token of the bank's
+    tokenizer, which is not scored.
 
     Attributes:
         index: Number of the new token, from 0.
         tokens: Ids of the new tokens, `[sequences]`; the padding id in a sequence that has ended.
         real: False for a sequence that had ended before this token.
-        scores: Monitor name -> scores `[sequences]` in float64; NaN before the model has read the first token. For a
-            cascade, inf or -inf where its first monitor decides.
+        scores: Monitor name -> scores `[sequences]` in float64; NaN before the model has read the first token that is
+            scored. For a cascade, inf or -inf where its first monitor decides, and -inf at a special token.
         flagged: Monitor name -> True if the monitor has flagged the sequence at this token or before.
         texts: For each sequence, the text that the token adds; these pieces add up to the whole text. "" for a special
             token, and while a character needs further tokens. None if the bank has no tokenizer, or if neither

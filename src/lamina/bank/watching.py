@@ -26,6 +26,7 @@ from lamina.bank.stack_pass import Inputs, StackPass
 from lamina.bank.step import Step
 from lamina.errors import ConfigError, check_known
 from lamina.layers.preserve import evaluating
+from lamina.layers.types import special_ids
 from lamina.layers.wrappers import unwrapped
 from lamina.monitors.cascade import AnyMonitor, Cascade, start_monitors
 from lamina.monitors.reply_drift import DriftWatcher, ReplyFacts
@@ -141,8 +142,9 @@ class _WatchedText(GenerationObserver):
     Tensors have one row per monitor. The list `rows` holds the monitors' names in the order of the rows; monitors that
     are computed in one operation have neighbouring rows. `monitor_names` holds the names in the caller's order.
 
-    `template` is a pass with the readers of `monitors` (name -> monitor). Texts are decoded only if there are both a
-    `tokenizer` and `on_token`. `every`, `on_token` and `drift` are those of `ReaderBank.watch`.
+    `template` is a pass with the readers of `monitors` (name -> monitor). Special tokens of `tokenizer` are not scored.
+    Texts are decoded only if there are both a `tokenizer` and `on_token`. `every`, `on_token` and `drift` are those of
+    `ReaderBank.watch`.
     """
 
     def __init__(
@@ -164,6 +166,7 @@ class _WatchedText(GenerationObserver):
         self.flags: Tensor | None = None  # [monitors, sequences]; None before the first token was read
         heads = {name: reader.config.head for name, reader in template.readers.items()}
         self._template, self._call, self._on_token = template, call, on_token
+        self._special = special_ids(tokenizer)
         # without a callback nobody shows the text while it is generated, so nothing is decoded
         self._detokenizers = None if on_token is None or tokenizer is None else _detokenizers(call, tokenizer)
         self._running = start_monitors(monitors, heads)
@@ -177,19 +180,19 @@ class _WatchedText(GenerationObserver):
         self._scores: Tensor | None = None  # [monitors, sequences], up to the last token that was read
         self._ended = torch.zeros(1, dtype=torch.bool)  # [sequences], True once a sequence has ended
         self._tokens_seen = 0  # new tokens that `_running_sequences` has processed
-        self._tokens_read = 0  # real tokens
+        self._tokens_read = 0  # tokens that count
         self._tokens_scored = torch.zeros(len(self.rows), dtype=torch.long)  # those with a finite score
 
     def on_tokens(self, block: TokenBlock) -> None:
         """Score the tokens in `block`, which the model has read, flag sequences, and add a step per new token.
 
-        Padding and the token that ends a sequence are not scored.
+        Padding, special tokens and the token that ends a sequence are not scored.
         """
         tokens, real = block.tokens.cpu(), block.real.cpu()
         is_new = torch.arange(block.first, block.first + tokens.shape[1]) >= block.prompt
         prompt_columns = int((~is_new).sum())
         running, is_last = self._running_sequences(prompt_columns, tokens.shape[1] - prompt_columns)
-        real = real & running & ~is_last
+        real = real & running & ~is_last & ~torch.isin(tokens, self._special)
         values = self._score(block.states, real)
         hits = real & (values >= self._thresholds.unsqueeze(-1))
         for column, (score, hit) in enumerate(zip(values.unbind(-1), hits.unbind(-1), strict=True)):

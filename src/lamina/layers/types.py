@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast, overload
 
+import torch
 from torch import Tensor
 
 from lamina.errors import ConfigError
@@ -167,7 +168,19 @@ def adds_end(tokenizer: Tokenizer) -> bool:
 
 def adds_last(tokenizer: Tokenizer) -> bool:
     """Return whether a tokenizer puts any special token after a text, so that the last token is no part of a word."""
-    return _last_id(tokenizer) in {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+    last = _last_id(tokenizer)
+    return last is not None and bool((special_ids(tokenizer) == last).any())
+
+
+def special_ids(processor: object) -> Tensor:
+    """Return the ids of the special tokens of a processor's tokenizer, ascending; `[0]` ids without a tokenizer.
+
+    Monitors score none of these tokens, because training gives them no label. The unknown token is not among them: it
+    stands for text.
+    """
+    tokenizer = tokenizer_of(processor)
+    ids = {*getattr(tokenizer, "all_special_ids", ())} - {None, getattr(tokenizer, "unk_token_id", None)}
+    return torch.tensor(sorted(ids), dtype=torch.long)
 
 
 def _last_id(tokenizer: Tokenizer) -> int | None:

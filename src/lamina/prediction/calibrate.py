@@ -20,7 +20,7 @@ from lamina.bank.reader import warn_of_untrained
 from lamina.data.batches import length_batches
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, NotFiniteError, check_known, require_packages
-from lamina.layers.types import tokenizer_of
+from lamina.layers.types import special_ids
 from lamina.monitors import Calibration, Cascade, DriftSketch, Monitor, ReplyFacts
 from lamina.monitors.calibration import FLOAT32, Facts, Precision, Rounding, Unit, allowed_positives
 from lamina.monitors.token_rate import TokenRateTest, alarms_per_thousand, threshold_per_thousand
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderBank
     from lamina.data.encode import TokenRange, Windows
-    from lamina.layers.types import Processor, Tokenizer
+    from lamina.layers.types import Processor
     from lamina.tasks.outputs import Label
     from lamina.tasks.task import Task
     from lamina.train.plan import Group
@@ -421,8 +421,7 @@ def _running_scores(
     are those of `score_texts`.
     """
     inputs = cast("Windows", group.inputs)
-    tokenizer = tokenizer_of(cast("Processor", runner.processor))
-    special = special_ids(tokenizer)
+    special = special_ids(runner.processor)
     second = task.split(group.part).pairs and task.kind.judges_second  # only the second text is judged
     batches = length_batches(inputs.lengths, options.scoring_batch_size, equal=group.equal_lengths)
     for rows in progress_bar(batches, show=options.progress, unit="batch", leave=False):
@@ -449,11 +448,6 @@ def _running_scores(
                 what = f"monitor '{name}' gives NaN for row {row} of the {group.part} part, counted from 0"
                 raise NotFiniteError(f"{runner.op}: {what}; a score is a finite number.", name=name, row=row)
         yield rows, scores, mask, sums
-
-
-def special_ids(tokenizer: Tokenizer) -> Tensor:
-    """Return the ids of the special tokens, without the unknown token, which stands for text."""
-    return torch.tensor(sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id}), dtype=torch.long)
 
 
 def range_mask(ranges: Sequence[TokenRange], length: int) -> Tensor:

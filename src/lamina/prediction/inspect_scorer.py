@@ -14,8 +14,8 @@ from lamina.bank.monitoring import check_monitors, scores_of_monitors
 from lamina.data.encode import encode, length_limit
 from lamina.errors import ConfigError, NotFiniteError, require_packages
 from lamina.layers.causality import is_causal
-from lamina.layers.types import tokenizer_of
-from lamina.prediction.calibrate import range_mask, special_ids
+from lamina.layers.types import special_ids, tokenizer_of
+from lamina.prediction.calibrate import range_mask
 from lamina.tasks.chat_templates import REPLIES, Chat, render
 from lamina.train.base import to_device
 from lamina.utils import pluralize
@@ -163,9 +163,9 @@ def _readings_of_chat(bank: ReaderBank, messages: Sequence[tuple[str, str]]) -> 
     text, spans = render(chat, tokenizer, op="inspect_scorer")
     encoded = tokenizer(text, return_tensors="pt", return_offsets_mapping=True, add_special_tokens=False)
     offsets, ids = encoded["offset_mapping"][0], encoded["input_ids"]
-    limit = length_limit(bank.model, tokenizer)
+    limit, special = length_limit(bank.model, tokenizer), torch.isin(ids[0], special_ids(tokenizer))
     for start, stop in spans:
-        own = (offsets[:, 1] > start) & (offsets[:, 0] < stop) & (offsets[:, 1] > offsets[:, 0])
+        own = (offsets[:, 1] > start) & (offsets[:, 0] < stop) & (offsets[:, 1] > offsets[:, 0]) & ~special
         end = int(own.nonzero().max()) + 1 if bool(own.any()) else 0
         part = slice(max(0, end - limit), end)
         batch: dict[str, Tensor] = {"input_ids": ids[:, part], "attention_mask": torch.ones_like(ids[:, part])}
@@ -183,7 +183,7 @@ def _readings_of_pair(bank: ReaderBank, pair: tuple[str, str], trained: _Trained
         add_prefix_space=bool(trained.add_prefix_space),
         windows=True,
     )
-    special = special_ids(tokenizer_of(bank.processor))
+    special = special_ids(bank.processor)
     readings: list[_Reading] = []
     for number, tokens in enumerate(encoded.token_ranges):
         batch = encoded.batch([number], {})

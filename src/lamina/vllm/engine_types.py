@@ -155,9 +155,10 @@ class StepState(Protocol):
 
 
 class Request(Protocol):
-    """A request, in the scheduler or in the worker. It knows the length of its prompt."""
+    """A request, in the scheduler or in the worker: the length of its prompt, and the ids of its output so far."""
 
     num_prompt_tokens: int
+    output_token_ids: Sequence[int]
 
 
 class Runner(Configured, Protocol):

@@ -7,12 +7,34 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import numpy as np
 import torch
 
+from lamina.layers.types import special_ids
 from lamina.monitors.cascade import start_monitors
+from lamina.vllm.layout import logger
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
+    from lamina.vllm.engine_types import ModelConfig
     from lamina.vllm.layout import Layout
+
+
+def engine_special_ids(config: ModelConfig) -> Tensor:
+    """Return the ids `[ids]` of the special tokens of the tokenizer that is saved with an engine's model.
+
+    If there is no tokenizer that transformers reads, no id is returned and a warning is logged: monitors then score
+    special tokens too.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(config.model, revision=config.revision, trust_remote_code=False)
+    except Exception as error:  # the tokenizers library raises plain Exception
+        rule = "monitors score special tokens too, which their calibration left out"
+        logger.warning("lamina: the tokenizer of %s cannot be read (%s); %s.", config.model, error, rule)
+        return special_ids(None)
+    return special_ids(tokenizer)
 
 
 class Verdict(NamedTuple):
@@ -20,7 +42,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         score: Score of the output up to the last token that the engine has read; inf or -inf where a cascade's first
-            monitor decides.
+            monitor decides. Special tokens are not scored: NaN if all tokens so far are special (for a cascade, -inf).
         flagged_at: Index, from 0 at the first output token, of the token at which the score first reached the
             threshold. None: it has not, or the monitor has no threshold.
     """
@@ -39,27 +61,32 @@ class RequestMonitors:
     Args:
         layout: The engine's readers and monitors.
         prompt: Number of tokens of the prompt, which monitors do not score.
+        special: Ids of the special tokens, which monitors do not score either; see `engine_special_ids`.
     """
 
-    def __init__(self, layout: Layout, prompt: int) -> None:
-        self._layout, self._prompt = layout, prompt
+    def __init__(self, layout: Layout, prompt: int, special: Tensor) -> None:
+        self._layout, self._prompt, self._special = layout, prompt, special
         self._scored = prompt  # position of the next token to score
         self._running = start_monitors(layout.monitors, {name: r.head for name, r in layout.readers.items()})
         self.verdicts: dict[str, Verdict] = {}
 
-    def add(self, first: int, tokens: bytes) -> list[str]:
+    def add(self, first: int, tokens: bytes, output: Sequence[int]) -> list[str]:
         """Score the new tokens of the output; return the names of the monitors that flag it for the first time.
 
         Args:
             first: Position of the first token in `tokens`; the prompt begins at 0. Tokens of the prompt, and those that
                 were scored before, are skipped.
             tokens: The readers' scores of the tokens, as in `StepScores`.
+            output: Ids of all tokens of the output so far.
         """
         rows = np.frombuffer(tokens, dtype=np.float32).reshape(-1, self._layout.token_columns)
         new = torch.from_numpy(rows[max(0, self._scored - first) :].copy())  # torch needs a writable array
         if not len(new):
             return []
         index, self._scored = self._scored - self._prompt, self._scored + len(new)
+        ids = [*output[index : index + len(new)]]
+        ids += [-1] * (len(new) - len(ids))  # a token whose id is not known counts
+        counts = ~torch.isin(torch.tensor(ids), self._special).unsqueeze(0)
 
         def get_logits(name: str, wanted: Tensor) -> Tensor:
             reader = self._layout.readers[name]
@@ -67,7 +94,7 @@ class RequestMonitors:
 
         flagged: list[str] = []
         for names, running in self._running:
-            scores = running.add(get_logits, torch.ones(1, len(new), dtype=torch.bool))
+            scores = running.add(get_logits, counts)
             for name, values in zip(names, scores[:, 0].tolist(), strict=True):
                 before = self.verdicts[name].flagged_at if name in self.verdicts else None
                 threshold = self._layout.monitors[name].threshold

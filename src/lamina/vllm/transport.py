@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, final
 from vllm.v1.engine import FinishReason
 from vllm.v1.request import RequestStatus
 
+from lamina.layers.types import special_ids
 from lamina.vllm.layout import KEY, Layout
-from lamina.vllm.monitors import RequestMonitors
+from lamina.vllm.monitors import RequestMonitors, engine_special_ids
 from lamina.vllm.worker import ATTRIBUTE, StepScores
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from lamina.vllm.engine_types import ClientOutputs, Scheduler, TokenOutput
+    from lamina.vllm.engine_types import ClientOutputs, Request, Scheduler, TokenOutput
     from lamina.vllm.worker import Message
 
 
@@ -31,9 +32,9 @@ def install(scheduler: Scheduler, layout: Layout) -> None:
 
     def update_and_send(scheduler_output: object, model_runner_output: object) -> Mapping[int, ClientOutputs]:
         scores = getattr(model_runner_output, ATTRIBUTE, {})
-        prompts = {name: scheduler.requests[name].num_prompt_tokens for name in scores if name in scheduler.requests}
+        requests = {name: scheduler.requests[name] for name in scores if name in scheduler.requests}
         outputs = update_from_output(scheduler_output, model_runner_output)
-        sender.send(scores, prompts, [output for client in outputs.values() for output in client.outputs])
+        sender.send(scores, requests, [output for client in outputs.values() for output in client.outputs])
         return outputs
 
     scheduler.update_from_output = update_and_send
@@ -45,25 +46,27 @@ class _Sender:
 
     def __init__(self, scheduler: Scheduler, layout: Layout) -> None:
         self._scheduler, self._layout = scheduler, layout
+        self._special = engine_special_ids(scheduler.vllm_config.model_config) if layout.monitors else special_ids(None)
         # A step of a prompt in pieces has no output, so its scores wait for the first output of the request.
         self._waiting: dict[str, list[StepScores]] = defaultdict(list)
         self._monitors: dict[str, RequestMonitors] = {}
 
-    def send(self, scores: dict[str, StepScores], prompts: dict[str, int], outputs: Sequence[TokenOutput]) -> None:
+    def send(self, scores: dict[str, StepScores], read: dict[str, Request], outputs: Sequence[TokenOutput]) -> None:
         """Attach scores and verdicts to the `EngineCoreOutput`s of a step, and end flagged requests (see `install`).
 
-        `scores` has the scores of each request in this step. `prompts` is request id -> number of tokens of its prompt,
-        for requests that had not ended before the step; scores of others are dropped. If a request has no output in
+        `scores` has the scores of each request in this step. `read` is request id -> request, for requests that had not
+        ended before the step; scores of others are dropped. If a request has no output in
         this step, its scores are kept for its next output. If several monitors flag a request in one step, `ended_by`
         names one. At the end, everything stored for requests that have ended is deleted.
         """
         flagged: dict[str, str] = {}
-        for request, prompt in prompts.items():
-            self._waiting[request].append(scores[request])
+        for name, request in read.items():
+            self._waiting[name].append(scores[name])
             if self._layout.monitors:
-                monitors = self._monitors.setdefault(request, RequestMonitors(self._layout, prompt))
-                if names := monitors.add(scores[request].first, scores[request].tokens):
-                    flagged[request] = names[0]
+                new = RequestMonitors(self._layout, request.num_prompt_tokens, self._special)
+                monitors = self._monitors.setdefault(name, new)
+                if names := monitors.add(scores[name].first, scores[name].tokens, request.output_token_ids):
+                    flagged[name] = names[0]
         for output in outputs:
             parts = self._waiting.pop(output.request_id, None)
             if parts is None:

@@ -53,7 +53,7 @@ def test_the_beginning_of_a_reply_that_is_too_long_is_counted(name: str):
     bank.keep_monitor(replace(ODD, threshold=1e-6))
     words = ["film"] * (read + 3)
     (row,) = _scores(bank.eval(), bank.monitors, [("user", "the film is good"), ("assistant", " ".join(words))])
-    assert (row["unread"], row["flagged_at"]) == (4, 4)  # the end token is a part of the reply
+    assert (row["unread"], row["flagged_at"]) == (3, 3)  # the end token is not scored
     (row,) = _scores(bank, bank.monitors, [("user", "the film is good"), ("assistant", "film is")])
     assert (row["unread"], row["flagged_at"]) == (0, 0)
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tiny import FAMILIES
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from lamina import AdaLayers, Monitor, PooledLayers, Reader, ReaderBank, SequenceClassification, TokenClassification
 from lamina.errors import ConfigError, LaminaError, UnknownNameError
+from lamina.layers.types import special_ids
 from lamina.monitors import RollingMax
 from lamina.vllm.answers import Answers
 from lamina.vllm.layout import Layout
-from lamina.vllm.monitors import RequestMonitors
+from lamina.vllm.monitors import RequestMonitors, engine_special_ids
 from lamina.vllm.worker import StepScores
 
 
@@ -140,15 +146,38 @@ def test_settings_of_an_engine_are_checked(folder: Path, settings: object, messa
 
 def test_a_monitor_flags_the_output_once_and_says_where(folder: Path):
     layout = layout_of(folder)
-    monitors = RequestMonitors(layout, prompt=2)
+    monitors, output = RequestMonitors(layout, prompt=2, special=special_ids(None)), [5, 6, 7]
     high, low = [0.0, 9.0, *[0.0] * 5], [9.0, 0.0, *[0.0] * 5]
-    assert monitors.add(0, scores(0, [high, high]).tokens) == []  # the prompt is not scored
+    assert monitors.add(0, scores(0, [high, high]).tokens, []) == []  # the prompt is not scored
     assert monitors.verdicts == {}
-    assert monitors.add(2, scores(2, [low]).tokens) == []
-    assert monitors.add(1, scores(1, [high, low, high]).tokens) == ["watchdog"]  # two of these tokens came before
+    assert monitors.add(2, scores(2, [low]).tokens, output) == []
+    # two of these tokens came before
+    assert monitors.add(1, scores(1, [high, low, high]).tokens, output) == ["watchdog"]
     assert monitors.verdicts["watchdog"].flagged_at == 1
-    assert monitors.add(4, scores(4, [high]).tokens) == []
+    assert monitors.add(4, scores(4, [high]).tokens, output[:2]) == []
     assert monitors.verdicts["watchdog"].flagged_at == 1
+
+
+def test_a_special_token_of_the_output_is_not_scored(folder: Path):
+    monitors, output = RequestMonitors(layout_of(folder), prompt=2, special=torch.tensor([3, 9])), [9, 5, 3, 6, 6]
+    high, low = [0.0, 9.0, *[0.0] * 5], [9.0, 0.0, *[0.0] * 5]
+    assert monitors.add(0, scores(0, [high, high, high]).tokens, output[:2]) == []
+    assert math.isnan(monitors.verdicts["watchdog"].score)
+    assert monitors.add(3, scores(3, [low, high]).tokens, output[:4]) == []
+    assert monitors.verdicts["watchdog"].score < 0.1
+    assert monitors.add(5, scores(5, [high]).tokens, output) == ["watchdog"]
+    assert monitors.verdicts["watchdog"].flagged_at == 3
+
+
+def test_special_ids_are_those_of_the_tokenizer_of_the_engines_model(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    config: Any = SimpleNamespace(model=str(tmp_path), revision=None)
+    assert engine_special_ids(config).tolist() == []
+    assert "cannot be read" in caplog.text
+    assert "monitors score special tokens too" in caplog.text
+    words = Tokenizer(WordLevel({"<s>": 0, "<unk>": 1, "good": 2, "</s>": 3}, unk_token="<unk>"))
+    signs = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=words, **signs).save_pretrained(tmp_path)
+    assert engine_special_ids(config).tolist() == [0, 3]
 
 
 @pytest.mark.parametrize(("score", "shown"), [(float("inf"), None), (float("-inf"), None), (0.25, 0.25)])

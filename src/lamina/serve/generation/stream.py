@@ -31,7 +31,8 @@ class TokenEvent:
         id: Its id.
         text: What it adds to the text; "" for a special token, or while a character needs further tokens.
         special_text: A special token as text, such as "</s>"; None for an ordinary token.
-        scores: Task -> label -> probability, see `TokenScores.at`; a probability that is not finite is None. None as a
+        scores: Task -> label -> probability, see `TokenScores.at`; a probability that is not finite is None. A special
+            token repeats those of the token before; its probabilities are None if no token was scored before. None as a
             whole at the last token, which the model does not read, and if nothing gives scores at each token.
         monitors: Saved monitor -> score of the text so far. A score is None if it is not finite, or if the second
             monitor of a cascade has not run. None as a whole if `scores` is None.
