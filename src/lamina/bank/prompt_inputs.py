@@ -33,6 +33,15 @@ def text_tokenizer(bank: ReaderCollection) -> PreTrainedTokenizerBase | None:
     return tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
 
 
+def prompt_tokens(bank: ReaderCollection, tokenizer: Tokenizer) -> slice:
+    """Return which token ids of a prompt the bank's model reads, with the special tokens that `tokenizer` adds.
+
+    They are all, but for a decoder-only model without the end token that the tokenizer may add: the model would begin
+    another text after it.
+    """
+    return slice(-1 if "main" in bank.stacks and adds_end(tokenizer) else None)
+
+
 def encode_prompts(bank: ReaderCollection, inputs: Prompts) -> dict[str, object]:
     """Return the arguments of `generate` for prompts.
 
@@ -56,7 +65,7 @@ def encode_prompts(bank: ReaderCollection, inputs: Prompts) -> dict[str, object]
     texts = [inputs] if isinstance(inputs, str) else list(inputs)
     if not texts:
         raise ConfigError("bank.stream: there is no prompt; at least one is needed.")
-    cuts_end = "main" in bank.stacks and adds_end(cast("Tokenizer", tokenizer))  # a decoder-only model goes on
+    kept = prompt_tokens(bank, cast("Tokenizer", tokenizer))
     encoded: list[Tensor] = []
     for number, text in enumerate(texts):
         is_pair = isinstance(text, tuple | list) and len(text) == 2 and all(isinstance(part, str) for part in text)
@@ -65,7 +74,7 @@ def encode_prompts(bank: ReaderCollection, inputs: Prompts) -> dict[str, object]
             raise ConfigError(f"bank.stream: {problem}. Give token ids as a tensor.")
         parts = [text] if isinstance(text, str) else text
         tokens = cast("Tokenizer", tokenizer)(*map(encodable, parts))
-        encoded.append(torch.tensor(tokens["input_ids"][: -1 if cuts_end else None]).long())
+        encoded.append(torch.tensor(tokens["input_ids"][kept]).long())
     # in a decoder-only model, the new tokens must follow the text, not the padding
     side = "left" if "main" in bank.stacks else tokenizer.padding_side
     pad = partial(pad_sequence, batch_first=True, padding_side=side)

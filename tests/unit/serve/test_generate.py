@@ -20,14 +20,16 @@ from tests.support.finetuned import t5, t5_tokenizer
 from tests.support.portions import one_in
 from tests.support.stored import tiny_bank
 from tests.support.writing import CHAT, PROMPT, TAGS, events, writing_bank
+from tokenizers import processors
 
 from lamina.bank import Reader, ReaderBank
+from lamina.errors import ConfigError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.serve import Settings, create_app
 from lamina.serve.generation.generator import TextGenerator
-from lamina.serve.generation.prompts import GenerationRequest
+from lamina.serve.generation.prompts import GenerationRequest, encode_prompt
 from lamina.serve.generation.routes import Events, Items, generate_events
 from lamina.serve.generation.stream import GenerationEnd, TokenEvent
 from lamina.serve.scheduler import Scheduler
@@ -175,6 +177,29 @@ def test_an_end_token_ends_a_text(at: int):
 
 
 # Chats
+
+
+def ending(bank: ReaderBank) -> ReaderBank:
+    """Let the bank's tokenizer put its end token after every text."""
+    end = bank.processor.eos_token
+    template = processors.TemplateProcessing(f"$A {end}", None, [(end, bank.processor.eos_token_id)])
+    bank.processor.backend_tokenizer.post_processor = template
+    return bank
+
+
+def test_a_prompt_does_not_end_with_the_token_that_the_tokenizer_puts_after_it(bank: ReaderBank):
+    """A chat has the end tokens that its template writes, and an encoder needs its own."""
+    other = ending(writing_bank())
+    assert other.processor(PROMPT)["input_ids"][-1] == other.processor.eos_token_id
+    for prompt in (PROMPT, CHAT, f"{PROMPT} <end>"):
+        expected, got = (encode_prompt(one, prompt, 30) for one in (bank, other))
+        assert {key: value.tolist() for key, value in got.items()} == {
+            key: own.tolist() for key, own in expected.items()
+        }
+    with pytest.raises(ConfigError, match=r"serve: the prompt is empty; at least one token of text is needed\."):
+        encode_prompt(other, "", 30)
+    ids, mask = encode_prompt(ReaderBank(t5(), t5_tokenizer()), "the film", 30).values()
+    assert (ids[0, -1], mask.shape) == (t5_tokenizer().eos_token_id, (1, 3))
 
 
 def test_a_chat_is_answered_in_openais_shape(client: TestClient, bank: ReaderBank):

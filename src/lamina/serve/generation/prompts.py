@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 from lamina.bank.listening import can_generate
+from lamina.bank.prompt_inputs import prompt_tokens
 from lamina.data.encode import encodable, length_limit
 from lamina.errors import ConfigError
 from lamina.layers.types import tokenizer_of
@@ -67,6 +68,8 @@ def generates_text(bank: ReaderBank) -> bool:
 def encode_prompt(bank: ReaderBank, prompt: str | Messages, max_total_tokens: int) -> dict[str, Tensor]:
     """Encode a prompt or chat for `generate`: input_ids and attention_mask, `[1, tokens]`, on the bank's device.
 
+    For a decoder-only model, an end token that the tokenizer adds to a text is left out, as in `bank.stream`.
+
     Raises ConfigError if the prompt is empty, or the messages are not a chat that the tokenizer's template accepts.
     Raises TooLongError if tokenising had to stop early, after more than `max_total_tokens` tokens or more than the
     model reads. The caller checks the length of other prompts by `token_budget`.
@@ -79,9 +82,11 @@ def encode_prompt(bank: ReaderBank, prompt: str | Messages, max_total_tokens: in
         raise _too_long(f"at least {count}", most)
     # A chat template writes the special tokens itself.
     encoded = tokenizer(encodable(text), return_tensors="pt", add_special_tokens=is_text, verbose=False)
-    if not encoded["input_ids"].shape[1]:
+    kept = prompt_tokens(bank, tokenizer) if is_text else slice(None)
+    tensors = {key: encoded[key][:, kept].to(bank.device) for key in ("input_ids", "attention_mask")}
+    if not tensors["input_ids"].shape[1]:
         raise ConfigError("serve: the prompt is empty; at least one token of text is needed.")
-    return {key: encoded[key].to(bank.device) for key in ("input_ids", "attention_mask")}
+    return tensors
 
 
 def _rendered(bank: ReaderBank, messages: Messages) -> str:
