@@ -270,6 +270,7 @@ class ReaderBank(ReaderCollection):
             ConfigError: If the monitor does not fit its reader's head; if the reader's logits of a token depend on
                 later tokens, or its stack is not the one that writes text; if the frozen model has changed, the batch
                 is empty, or a mask has a different shape than the texts.
+            NotFiniteError: If a score is NaN at a token that is scored.
         """
         return monitoring.scores_of_monitors(self, [monitor], batch, mask)[str(monitor.name)]
 
@@ -319,6 +320,7 @@ class ReaderBank(ReaderCollection):
                 text from left to right, or decodes by its own loop; if a reader's logits of a token depend on later
                 tokens, or its fusion reads inside the blocks. Also raised by `generate` for beam search and assisted
                 decoding.
+            NotFiniteError: By `generate`, if a score is NaN at a token that is scored, so that no flag could follow.
         """
         return watching.watch(self, monitors, over, stop=stop, on_token=on_token, every=every, drift=drift)
 
@@ -361,6 +363,7 @@ class ReaderBank(ReaderCollection):
             ConfigError: If `model` is not the bank's or writes no text, a prompt is empty or has more tokens than the
                 model's learned position table, prompts are text and the bank has no tokenizer, or for any reason that
                 `watch` names.
+            NotFiniteError: Instead of a step, if a score is NaN at a token that is scored.
         """
         names = None if isinstance(stop, bool) else stop
         new_watch = partial(self.watch, monitors, over, stop=names, every=every, drift=drift)

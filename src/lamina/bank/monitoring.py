@@ -14,7 +14,7 @@ from torch import Tensor
 from lamina.bank.listening import reads_generated_text
 from lamina.bank.reader import MONITORS, Info, ReaderModule
 from lamina.bank.stack_pass import Inputs, StackPass, attach, run_heads
-from lamina.errors import ConfigError, check_known, convert_errors
+from lamina.errors import ConfigError, NotFiniteError, check_known, convert_errors
 from lamina.layers.causality import is_causal
 from lamina.layers.hooks import StopForward, run_until_stopped
 from lamina.layers.preserve import evaluating, uncompiled
@@ -189,6 +189,23 @@ def causal_pass(bank: ReaderCollection, op: str, readers: Readers) -> StackPass:
 # Scores
 
 
+def check_scores(op: str, monitors: Sequence[AnyMonitor], scores: Tensor, counts: Tensor) -> None:
+    """Raise NotFiniteError if a monitor's score is NaN at a token that counts: it would never flag the text.
+
+    `scores` has the scores of `monitors`, `[monitors, rows, tokens]`, on the CPU, and `counts`, `[rows, tokens]`, is
+    True at the tokens that count.
+    The error has the monitor's name and the row; `op` begins its message.
+    """
+    bad = scores.isnan() & counts
+    if bool(bad.any()):
+        number, row, _ = bad.nonzero()[0].tolist()
+        monitor = monitors[number]
+        name, readers = str(monitor.name), ", ".join(f"'{reader}'" for reader in dict.fromkeys(monitor.readers))
+        what = f"monitor '{name}' of reader {readers} gives NaN for text {row} of the batch, counted from 0"
+        rule = "a score is a finite number. Load the model in float32 or bfloat16, or train the reader again"
+        raise NotFiniteError(f"{op}: {what}; {rule}.", name=name, row=row)
+
+
 @torch.no_grad()
 def scores_of_monitors(
     bank: ReaderCollection,
@@ -211,7 +228,7 @@ def scores_of_monitors(
         on_features: Called once with a dict, reader name -> features `[batch, tokens, dim]`. None: not called.
 
     Raises:
-        LaminaError: The errors of `ReaderBank.monitor_scores`.
+        LaminaError: The errors of `ReaderBank.monitor_scores`. A NotFiniteError for a score has the row of the batch.
     """
     op = "bank.monitor_scores"
     named = check_monitors(op, monitors, {}, bank.select(None, op))
@@ -236,7 +253,9 @@ def scores_of_monitors(
     heads = {name: reader.config.head for name, reader in readers.items()}
     scores: dict[str, Tensor] = {}
     for names, running in start_monitors(named, heads):
-        scores |= dict(zip(names, running.add(lambda name, rows: logits[name][rows], real), strict=True))
+        values = running.add(lambda name, rows: logits[name][rows], real)
+        check_scores(op, [named[name] for name in names], values, real)
+        scores |= dict(zip(names, values, strict=True))
     return scores
 
 

@@ -20,7 +20,14 @@ from lamina.bank.detokenizer import Detokenizer
 from lamina.bank.generation import GenerateCall, in_callback
 from lamina.bank.generation_states import GenerationObserver, TokenBlock
 from lamina.bank.listening import check_over, listening
-from lamina.bank.monitoring import causal_pass, check_monitors, check_reads_stepwise, read_tokens, stored_monitors
+from lamina.bank.monitoring import (
+    causal_pass,
+    check_monitors,
+    check_reads_stepwise,
+    check_scores,
+    read_tokens,
+    stored_monitors,
+)
 from lamina.bank.prompt_inputs import Prompts, check_prompt_length, encode_prompts, text_tokenizer
 from lamina.bank.stack_pass import Inputs, StackPass
 from lamina.bank.step import Step
@@ -172,11 +179,12 @@ class _WatchedText(GenerationObserver):
         self._running = start_monitors(monitors, heads)
         self.rows = [name for names, _ in self._running for name in names]
         self.monitor_names = list(monitors)
-        limits = [monitors[name].threshold for name in self.rows]
+        self._monitors = [monitors[name] for name in self.rows]
+        limits = [monitor.threshold for monitor in self._monitors]
         # a monitor without a threshold gets NaN, which no score reaches
         self._thresholds = torch.tensor([[math.nan if n is None else n] for n in limits], dtype=torch.float64)
         self._always = list(dict.fromkeys(monitor.readers[0] for monitor in monitors.values()))
-        self._is_cascade = [isinstance(monitors[name], Cascade) for name in self.rows]
+        self._is_cascade = [isinstance(monitor, Cascade) for monitor in self._monitors]
         self._scores: Tensor | None = None  # [monitors, sequences], up to the last token that was read
         self._ended = torch.zeros(1, dtype=torch.bool)  # [sequences], True once a sequence has ended
         self._tokens_seen = 0  # new tokens that `_running_sequences` has processed
@@ -224,7 +232,8 @@ class _WatchedText(GenerationObserver):
         """Add tokens to the running scores; return the score of each sequence up to each token.
 
         The second reader of a cascade runs only for sequences with an unsure token: one at which the first monitor's
-        score has reached its threshold, but not `Cascade.sure`. Scores and features also go to the drift tests.
+        score has reached its threshold, but not `Cascade.sure`. Scores and features also go to the drift tests. Raises
+        NotFiniteError if a score is NaN.
 
         Args:
             states: Layer -> states `[rows, columns, width]`, with one row per sequence.
@@ -241,6 +250,7 @@ class _WatchedText(GenerationObserver):
             return read_tokens(self._template, [name], chosen)[name]
 
         values = torch.cat([running.add(get_logits, real) for _, running in self._running])
+        check_scores("bank.watch", self._monitors, values, real)
         if self.facts.watchers:
             self.facts.on_scores({name: values[self.rows.index(name)] for name in self.facts.watchers}, real)
         if any(self._is_cascade):

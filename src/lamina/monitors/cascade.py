@@ -139,8 +139,8 @@ class _RunningCascade(RunningMonitors):
         """Score the tokens with both monitors, as `RunningMonitors.add` does, and return the cascade's score at each.
 
         The score is inf where the first monitor reaches `sure`, -inf where it is below its threshold and at padding,
-        and else the second monitor's running score. The second reader is run only for texts with a token of this last
-        sort.
+        NaN where its score is NaN, and else the second monitor's running score. The second reader is run only for texts
+        with a token of this last sort.
         """
         score, sure = self._first.add(get_logits, mask)[0], self._cascade.sure
         certain = mask & (score >= (torch.inf if sure is None else sure))
@@ -157,4 +157,5 @@ class _RunningCascade(RunningMonitors):
         value = torch.full_like(score, -torch.inf)
         if bool(rows.any()):
             value = torch.where(unsure, self._second.add(get_unsure_logits, unsure)[0], value)
+        value = value.masked_fill(mask & score.isnan(), torch.nan)  # which no threshold compares as it should
         return value.masked_fill(certain, torch.inf).unsqueeze(0)

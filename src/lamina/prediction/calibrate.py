@@ -7,6 +7,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -437,17 +438,25 @@ def _running_scores(
             for name, own in by_reader.items():
                 sums[name] = (own.float() * mask.to(own.device).unsqueeze(-1)).sum(1).cpu()
 
-        with runner.autocast(options):
+        with runner.autocast(options), _named_rows(runner.op, group.part, [int(inputs.encoded.text[n]) for n in rows]):
             arguments = runner.arguments(batch)
             scores = scores_of_monitors(
                 runner.bank, monitors, arguments, mask, finished=finished, on_features=add if features else None
             )
-        for name, values in scores.items():
-            if bool(values[mask].isnan().any()):
-                row = int(inputs.encoded.text[rows[int((values.isnan() & mask).any(1).nonzero()[0])]])
-                what = f"monitor '{name}' gives NaN for row {row} of the {group.part} part, counted from 0"
-                raise NotFiniteError(f"{runner.op}: {what}; a score is a finite number.", name=name, row=row)
         yield rows, scores, mask, sums
+
+
+@contextmanager
+def _named_rows(op: str, part: str, numbers: Sequence[int]) -> Iterator[None]:
+    """Let a NotFiniteError for a score name the row of the split `part`; `numbers` has the row of each text."""
+    try:
+        yield
+    except NotFiniteError as error:
+        if error.row is None:
+            raise
+        row = numbers[error.row]
+        what = f"monitor '{error.name}' gives NaN for row {row} of the {part} part, counted from 0"
+        raise NotFiniteError(f"{op}: {what}; a score is a finite number.", name=error.name, row=row) from None
 
 
 def range_mask(ranges: Sequence[TokenRange], length: int) -> Tensor:

@@ -204,16 +204,17 @@ def _of_reply(
     finished = not is_causal(bank.model, bank.stacks[bank[named[0].readers[0]].stack])
     rows: dict[str, MessageScore] = {}
     for batch, own, first in readings:
-        scores = scores_of_monitors(bank, named, to_device(batch, bank.device), own, finished=finished)
+        try:
+            scores = scores_of_monitors(bank, named, to_device(batch, bank.device), own, finished=finished)
+        except NotFiniteError as error:
+            problem = f"the score of message {number} by '{error.name}' is not a number"
+            raise NotFiniteError(f"inspect_scorer: {problem}. Load the model in float32.", name=error.name) from None
         for name, values in scores.items():
             reply, limit = values[own], monitors[name].threshold
             row = rows.setdefault(
                 name,
                 {"message": number, "monitor": name, "score": -math.inf, "flagged_at": None, "unread": first},
             )
-            if reply.isnan().any():
-                problem = f"the score of message {number} by '{name}' is not a number"
-                raise NotFiniteError(f"inspect_scorer: {problem}. Load the model in float32.", name=name)
             row["score"] = max(row["score"], float(reply.max()))
             hits = [] if limit is None else (reply >= limit).nonzero().flatten().tolist()
             if hits and row["flagged_at"] is None:

@@ -68,6 +68,7 @@ class RequestMonitors:
         self._layout, self._prompt, self._special = layout, prompt, special
         self._scored = prompt  # position of the next token to score
         self._running = start_monitors(layout.monitors, {name: r.head for name, r in layout.readers.items()})
+        self._failed: set[str] = set()  # monitors whose score is NaN
         self.verdicts: dict[str, Verdict] = {}
 
     def add(self, first: int, tokens: bytes, output: Sequence[int]) -> list[str]:
@@ -95,6 +96,7 @@ class RequestMonitors:
         flagged: list[str] = []
         for names, running in self._running:
             scores = running.add(get_logits, counts)
+            self._report_nan(names, (scores.isnan() & counts).any(-1)[:, 0].tolist())
             for name, values in zip(names, scores[:, 0].tolist(), strict=True):
                 before = self.verdicts[name].flagged_at if name in self.verdicts else None
                 threshold = self._layout.monitors[name].threshold
@@ -104,3 +106,13 @@ class RequestMonitors:
                 if before is None and place is not None:
                     flagged.append(name)
         return flagged
+
+    def _report_nan(self, names: Sequence[str], is_nan: Sequence[bool]) -> None:
+        """Log an error, once per request, for each monitor in `names` that `is_nan` is True for.
+
+        An exception would end the engine, with the requests of others.
+        """
+        failed = {name for name, bad in zip(names, is_nan, strict=True) if bad} - self._failed
+        self._failed |= failed
+        for name in sorted(failed):
+            logger.error("lamina: monitor '%s' gives NaN for a request, which it can no longer flag.", name)

@@ -33,7 +33,7 @@ from transformers import (
 from lamina.bank import Reader, ReaderBank, prompt_inputs, watching
 from lamina.bank.monitoring import token_logits
 from lamina.bank.step import Step
-from lamina.errors import ConfigError, UnknownNameError
+from lamina.errors import ConfigError, NotFiniteError, UnknownNameError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.mean import Mean
 from lamina.fusion.pooled_layers import PooledLayers
@@ -860,7 +860,8 @@ def test_drift_is_not_tested_on_a_reply_without_a_score():
     with torch.no_grad():
         for parameter in bank["flag"].parameters():
             parameter.fill_(torch.nan)
-    list(bank.stream(bank.model, prompt(1), monitors=[monitor], drift={"flag": test}, **SHORT))
+    with pytest.raises(NotFiniteError, match=r"bank\.watch: monitor 'flag' of reader 'flag' gives NaN for text 0"):
+        list(bank.stream(bank.model, prompt(1), monitors=[monitor], drift={"flag": test}, **SHORT))
     assert test.replies == 0
 
 

@@ -219,6 +219,9 @@ def test_a_score_that_is_no_number_is_named():
         NotFiniteError, match=r"calibrate: monitor 'broken' gives NaN for row .* of the validation part"
     ):
         calibrate(bank, Monitor("broken", FLAGS), spans_task(), false_positive_rate=0.05)
+    both = Cascade(Monitor("broken", FLAGS, threshold=0.1), Monitor("cheap", FLAGS), name="both")
+    with pytest.raises(NotFiniteError, match=r"calibrate: monitor 'both' gives NaN for row .* of the validation part"):
+        calibrate(bank, both, spans_task(), false_positive_rate=0.05)
     bank.remove("broken")
 
 

@@ -428,6 +428,25 @@ def test_a_model_that_does_not_generate_text_is_an_error():
         assert {"/generate", "/v1/chat/completions"} <= set(client.get("/openapi.json").json()["paths"])
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions"])
+def test_a_score_that_is_no_number_is_an_error_of_its_request(path: str, stream: bool):
+    bank = writing_bank()
+    body = {"inputs": PROMPT} if path == "/generate" else {"messages": CHAT}
+    body |= {"stream": stream, "tasks": ["mood"]}
+    with TestClient(create_app(bank, Settings.of(max_total_tokens=30))) as client:
+        output = bank["mood"].head.output
+        right = output.bias.detach().clone()
+        torch.nn.init.constant_(output.bias, torch.nan)
+        response = client.post(path, json=body)
+        assert response.status_code == 424
+        assert "serve: label 'bad' of task 'mood' gives NaN for the generated text" in response.text
+        assert client.post("/generate", json={"inputs": PROMPT, "tasks": ["odd"]}).status_code == 200
+        with torch.no_grad():
+            output.bias.copy_(right)
+        assert client.post(path, json=body).status_code == 200
+
+
 def test_a_thread_that_cannot_start_is_an_overload(monkeypatch: pytest.MonkeyPatch):
     with TestClient(create_app(writing_bank(), Settings.of(max_concurrent_generations=1))) as client:
         with monkeypatch.context() as patch:

@@ -169,6 +169,16 @@ def test_a_special_token_of_the_output_is_not_scored(folder: Path):
     assert monitors.verdicts["watchdog"].flagged_at == 3
 
 
+def test_a_score_that_is_no_number_is_logged_once(folder: Path, caplog: pytest.LogCaptureFixture):
+    monitors, bad = RequestMonitors(layout_of(folder), prompt=1, special=torch.tensor([9])), [math.nan] * 7
+    assert monitors.add(1, scores(1, [bad]).tokens, [9]) == []
+    assert caplog.messages == []  # a special token
+    for at in (2, 3):
+        assert monitors.add(at, scores(at, [bad]).tokens, [9, 5, 5]) == []
+    assert caplog.messages == ["lamina: monitor 'watchdog' gives NaN for a request, which it can no longer flag."]
+    assert math.isnan(monitors.verdicts["watchdog"].score)
+
+
 def test_special_ids_are_those_of_the_tokenizer_of_the_engines_model(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     config: Any = SimpleNamespace(model=str(tmp_path), revision=None)
     assert engine_special_ids(config).tolist() == []

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 
 from lamina.bank.detokenizer import Detokenizer
-from lamina.errors import ConfigError, LaminaError
+from lamina.errors import ConfigError, LaminaError, NotFiniteError
 from lamina.layers.types import tokenizer_of
 from lamina.monitors import Monitor
 from lamina.serve.generation.prompts import GenerationRequest, encode_prompt, generates_text, token_budget
@@ -250,7 +250,7 @@ class Generation:
             with self._scheduler.pass_lock.shared():
                 return self._generate(prompt)
         except LaminaError as error:
-            return error
+            return _named(error) if isinstance(error, NotFiniteError) and error.row is not None else error
         except Exception as error:
             logger.error("serve: a text could not be generated", exc_info=error)
             return LaminaError(
@@ -321,6 +321,17 @@ class Generation:
         if self._bank.model.generation_config.pad_token_id is None and conditions.end_ids:
             options["pad_token_id"] = conditions.end_ids[0]  # without one transformers warns, though nothing is padded
         return options
+
+
+def _named(error: NotFiniteError) -> NotFiniteError:
+    """Return the error of a score that is NaN for a response: with the task and label, or the saved monitor, by name.
+
+    The monitors that `TokenScores` makes have names that only it knows.
+    """
+    name, _, label = error.name.partition("\0")
+    what = f"label '{label}' of task '{name}'" if label else f"monitor '{name}'"
+    rule = "a score is a finite number. Load the model in float32 or bfloat16, or train the reader again"
+    return NotFiniteError(f"serve: {what} gives NaN for the generated text; {rule}.", name=name, row=error.row)
 
 
 @final
