@@ -25,7 +25,7 @@ from lamina.layers.base_facts import StackSettings
 from lamina.layers.devices import main_device
 from lamina.layers.discovery import pick_stack
 from lamina.layers.fingerprints import fingerprint_of
-from lamina.layers.hooks import StopForward, drop_copied_hooks, run_stacks
+from lamina.layers.hooks import CACHES, StopForward, drop_copied_hooks, run_stacks
 from lamina.layers.layer_guard import LayerGuard, mark_as_read
 from lamina.layers.nan_checks import first_non_finite
 from lamina.layers.preserve import evaluating_if, is_compiled, uncompiled
@@ -385,9 +385,10 @@ class ReaderCollection(nn.Module):
     ) -> BankOutput:
         """Run the model once on a batch, and return the output of every reader.
 
-        The forward of the model ends after the last layer that a reader needs, unless `main` is set. Gradients are
-        recorded in training mode only, and through the model only with `train_base`. Each call in training mode counts
-        in `ReaderModule.step`, which seeds dropout.
+        The forward of the model ends after the last layer that a reader needs, unless `main` is set or the batch has a
+        cache (`past_key_values`), which all blocks must update for the caller's next pass. Gradients are recorded in
+        training mode only, and through the model only with `train_base`. Each call in training mode counts in
+        `ReaderModule.step`, which seeds dropout.
 
         Args:
             labels: Reader name -> labels, in the shape that the head's `loss` takes. Readers without labels get no
@@ -407,20 +408,21 @@ class ReaderCollection(nn.Module):
                 changed since the bank was made.
             UnsupportedModelError: If a fusion reads inside the blocks, and the place is not found in the model.
         """
-        labels, stop = {} if labels is None else labels, StopForward()
+        labels = {} if labels is None else labels
+        stop = None if main or not CACHES.isdisjoint(batch) else StopForward()
         passes, names = self._start(readers, labels)
         wanted = [] if main else list(map(attrgetter("stack"), passes))
-        with attach(passes, batch, None if main else stop), torch.set_grad_enabled(passes[0].grad and self.train_base):
+        with attach(passes, batch, stop), torch.set_grad_enabled(passes[0].grad and self.train_base):
             output = self._run(wanted, batch, stop)
-        return self._finish(passes, labels, names, main=output)
+        return self._finish(passes, labels, names, main=output if main else None)
 
     @check_types("bank.record_states")
     def record_states(self, layers: Mapping[str, Selector], batch: Inputs) -> States:
         """Run the model on a batch, without gradients and readers, and return the states of chosen layers.
 
-        The forward ends after the last of these layers. Raises ConfigError if the frozen model has changed, the batch
-        is empty or the forward skips a layer, UnknownNameError for an unknown stack, and LayerIndexError for a layer
-        that a stack does not have.
+        The forward ends after the last of these layers, or at the model's end if the batch has a cache. Raises
+        ConfigError if the frozen model has changed, the batch is empty or the forward skips a layer, UnknownNameError
+        for an unknown stack, and LayerIndexError for a layer that a stack does not have.
 
         Args:
             layers: Stack name -> layers to record, such as [2, 5], 2 or "top:2".
@@ -430,7 +432,7 @@ class ReaderCollection(nn.Module):
             Stack name -> layer -> state `[batch, tokens, width]`, not copied; pass it to `read_states`.
         """
         wanted = {pick_stack(self.stacks, name, op="bank"): chosen for name, chosen in layers.items()}
-        stop = StopForward()
+        stop = StopForward() if CACHES.isdisjoint(batch) else None
         self.check_base("bank", layers)
         with recording(wanted, stop) as states, torch.no_grad():
             self._run(list(wanted), batch, stop)
@@ -478,7 +480,7 @@ class ReaderCollection(nn.Module):
                 stack_pass.on_state(layer, recorded[layer])
         return self._finish(passes, labels, names)
 
-    def _run(self, wanted: Sequence[LayerStack], batch: Inputs, stop: StopForward) -> Any:  # noqa: ANN401
+    def _run(self, wanted: Sequence[LayerStack], batch: Inputs, stop: StopForward | None) -> Any:  # noqa: ANN401
         """Run the model by `run_stacks`, with its arguments and result; a frozen model in eval mode.
 
         Compiled models run uncompiled.

@@ -389,14 +389,14 @@ def attach(passes: Sequence[StackPass], batch: Inputs, stop: BaseException | Non
 
 
 @contextmanager
-def recording(layers: Mapping[LayerStack, Selector], stop: BaseException) -> Iterator[States]:
+def recording(layers: Mapping[LayerStack, Selector], stop: BaseException | None) -> Iterator[States]:
     """Record the states of chosen layers, while the caller runs a forward inside the `with` block.
 
     The forward counts as the bank's own, so readers inside `bank.listen` ignore it.
 
     Args:
         layers: Stack -> the layers to record, as a selector.
-        stop: Raised from a hook once all these layers have run, to end the forward early.
+        stop: Raised from a hook once all these layers have run, to end the forward early. None: the forward continues.
 
     Yields:
         Stack name -> layer -> state, filled while the model runs.
@@ -410,7 +410,7 @@ def recording(layers: Mapping[LayerStack, Selector], stop: BaseException) -> Ite
 
     def on_state(name: str, layer: int, state: Tensor) -> None:
         states[name][layer] = state
-        if all(len(states[stack.name]) == len(chosen) for stack, chosen in wanted):
+        if stop is not None and all(len(states[stack.name]) == len(chosen) for stack, chosen in wanted):
             raise stop
 
     with ContextHooks() as hooks:

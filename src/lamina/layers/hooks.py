@@ -199,11 +199,17 @@ class StopForward(BaseException):
     """
 
 
-def run_until_stopped(model: nn.Module, batch: Mapping[str, object], stop: StopForward) -> Any:  # noqa: ANN401
+# Arguments with earlier tokens, which each block of a model changes in place. A forward with one of them must run to
+# the end: otherwise only the lowest blocks would add the new tokens, and the caller's next forward would be wrong.
+CACHES = frozenset({"past_key_values", "cache_params", "state"})
+
+
+def run_until_stopped(model: nn.Module, batch: Mapping[str, object], stop: StopForward | None) -> Any:  # noqa: ANN401
     """Call `model(**batch)`, and return its output; None if a hook raised the object `stop`.
 
-    Any other StopForward object belongs to an outer call and propagates. Raises ConfigError if the batch has no input
-    of the model, or one with no rows or no tokens.
+    `stop` is None if no hook raises it, because the batch has one of `CACHES`. Any other StopForward object belongs to
+    an outer call and propagates. Raises ConfigError if the batch has no input of the model, or one with no rows or no
+    tokens.
     """
     _check_inputs(model, batch)
     try:
@@ -211,7 +217,7 @@ def run_until_stopped(model: nn.Module, batch: Mapping[str, object], stop: StopF
     except StopForward as raised:
         if raised is not stop:
             raise
-        stop.__traceback__ = None  # its frames hold the states of the pass and the exception itself, a cycle
+        raised.__traceback__ = None  # its frames hold the states of the pass and the exception itself, a cycle
         return None
 
 
@@ -246,7 +252,9 @@ def tower_inputs(tower: nn.Module, batch: Mapping[str, object]) -> dict[str, obj
     return {name: value for name, value in batch.items() if name in accepted}
 
 
-def run_stacks(model: nn.Module, stacks: Sequence[LayerStack], batch: Mapping[str, object], stop: StopForward) -> Any:  # noqa: ANN401
+def run_stacks(
+    model: nn.Module, stacks: Sequence[LayerStack], batch: Mapping[str, object], stop: StopForward | None
+) -> Any:  # noqa: ANN401
     """Run as much of a model as `stacks` need: their towers (see `LayerStack`), or the whole model if it has none.
 
     If one of the stacks is a decoder and the batch has no input for it and no labels, the decoder reads the encoder's
@@ -256,7 +264,8 @@ def run_stacks(model: nn.Module, stacks: Sequence[LayerStack], batch: Mapping[st
         model: The model.
         stacks: The stacks whose layers are wanted. Either all have a tower, or none. Empty: the whole model runs.
         batch: Keyword arguments of the model.
-        stop: The exception by which a hook ends the run early.
+        stop: The exception by which a hook ends the run early. None, as for batches with one of `CACHES`: the run is
+            not ended early.
 
     Returns:
         The model's output; None if a hook stopped it, or if towers ran.

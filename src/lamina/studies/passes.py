@@ -14,7 +14,7 @@ from lamina.data.batches import length_batches
 from lamina.data.encode import encode, length_limit
 from lamina.errors import ConfigError, DataError, UnsupportedModelError
 from lamina.layers import default_stack, select, watch
-from lamina.layers.hooks import StopForward, run_stacks, token_mask, tower_inputs
+from lamina.layers.hooks import CACHES, StopForward, run_stacks, token_mask, tower_inputs
 from lamina.layers.preserve import evaluating, uncompiled
 from lamina.layers.roles import family_of
 from lamina.layers.types import Batch, check_tokenizer, ids_problem, tokenizer_of
@@ -70,6 +70,8 @@ class LayerReader:
     def read(self, batch: Batch, on_state: OnState) -> None:
         """Run the model on one batch, in eval mode and without gradients, and stop after the highest chosen layer.
 
+        With a cache among the arguments, the model runs to its end.
+
         Args:
             batch: Keyword arguments of the model; tensors are moved to the model's device.
             on_state: Called once per chosen layer, in ascending order, with the layer's number, its state `[batch,
@@ -81,7 +83,8 @@ class LayerReader:
             ConfigError: If the batch lacks an input, has an empty one, has a token id for which the model has no row,
                 or has a mask that `token_mask` refuses or that does not fit the states.
         """
-        stop, device, given = StopForward(), self.model.device, batch
+        stop = StopForward() if CACHES.isdisjoint(batch) else None
+        device, given = self.model.device, batch
         # some models also accept arguments that are no tensors, such as `encoder_outputs`
         batch = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
         masks: list[Tensor | None] = []
@@ -94,7 +97,7 @@ class LayerReader:
         def receive(layer: int, state: Tensor) -> None:
             computed.append(layer)
             on_state(layer, state, real_tokens(masks[0], state, self.model))
-            if computed == self.layers:
+            if stop is not None and computed == self.layers:
                 raise stop
 
         with uncompiled(), evaluating(self.model), watch(self.stack, self.layers, receive, start):

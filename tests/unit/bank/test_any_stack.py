@@ -20,8 +20,10 @@ from lamina.fusion.head2toe import Head2Toe
 from lamina.fusion.mean import Mean
 from lamina.fusion.pooled_layers import PooledLayers
 from lamina.fusion.routing import Routing
+from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
+from lamina.studies.passes import LayerReader
 
 TWO = ("a", "b")
 GPT2, BART = "gpt2-CausalLM", "bart-Seq2SeqLM"
@@ -259,6 +261,24 @@ def test_a_pass_that_goes_on_from_a_cache_reads_its_own_tokens(masked: bool):
     step = {key: value for key, value in pair.items() if not key.startswith("decoder")}
     output = decoder(**step, decoder_input_ids=ids[:, :1], past_key_values=again)  # an encoder has no cache
     torch.testing.assert_close(output["text"].logits, decoder(**pair)["text"].logits, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", ["bank", "record_states", "monitor_scores", "study"])
+@torch.no_grad()
+def test_a_cache_is_complete_after_a_pass_for_low_layers(way: str):
+    model, ids = FAMILIES[GPT2].known(), ids_of(1, 9)
+    bank = bank_on(model, low=(SingleLayer(1), TokenClassification(TWO, encoder_layers=0)))
+    whole, cache = model(ids).logits, model(ids[:, :3]).past_key_values
+    batch = {"input_ids": ids[:, 3:6], "past_key_values": cache}
+    if way == "bank":
+        assert bank(**batch).main is None
+    elif way == "record_states":
+        assert list(bank.record_states({"main": [1]}, batch)["main"]) == [1]
+    elif way == "monitor_scores":
+        bank.monitor_scores(lamina.Monitor("low", "a"), batch)
+    else:
+        LayerReader(model, [1]).read(batch, lambda *_: None)
+    torch.testing.assert_close(model(ids[:, 6:], past_key_values=cache).logits, whole[:, 6:], rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
