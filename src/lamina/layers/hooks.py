@@ -258,7 +258,7 @@ def run_stacks(
     """Run as much of a model as `stacks` need: their towers (see `LayerStack`), or the whole model if it has none.
 
     If one of the stacks is a decoder and the batch has no input for it and no labels, the decoder reads the encoder's
-    token ids, shifted right behind the config's start token.
+    token ids, shifted right behind the config's start token (see `decoder_inputs`).
 
     Args:
         model: The model.
@@ -277,7 +277,7 @@ def run_stacks(
     if not stacks or stacks[0].tower is None:
         for stack in stacks:
             if stack.name == "decoder":
-                batch = {**decoder_inputs(model, batch), **batch}
+                batch = {**batch, **decoder_inputs(model, batch)}
         return run_until_stopped(model, batch, stop)
     for stack in stacks:
         name = str(getattr(stack.tower, "main_input_name", "input_ids"))
@@ -293,13 +293,27 @@ def run_stacks(
 def decoder_inputs(model: nn.Module, batch: Mapping[str, object]) -> dict[str, Tensor]:
     """Return `decoder_input_ids` made from the encoder's tokens, as {name: ids}.
 
+    At each token the decoder reads the token before it; at the first token of a row, the config's start token. If a
+    token follows padding, the encoder's mask is returned too, as "decoder_attention_mask". Otherwise a decoder that
+    does not look ahead needs no mask: all padding is behind the tokens.
+
     The result is {} if the batch has any of `DECODER_INPUTS` (`labels` is one) or no `input_ids`, or the config has no
     start token.
     """
     ids, start = batch.get("input_ids"), getattr(getattr(model, "config", None), "decoder_start_token_id", None)
     if not isinstance(ids, Tensor) or start is None or any(batch.get(name) is not None for name in DECODER_INPUTS):
         return {}
-    return {"decoder_input_ids": torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], dim=1)}
+    shifted = torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], dim=1)
+    mask = batch.get("attention_mask")
+    if not is_token_mask(mask) or mask.shape != ids.shape or mask.is_meta:
+        return {"decoder_input_ids": shifted}
+    real = mask.to(ids.device, torch.bool)
+    if not (real[:, 1:] > real[:, :-1]).any():
+        return {"decoder_input_ids": shifted}
+    places = torch.arange(ids.shape[1], device=ids.device).where(real, -1).cummax(1).values  # of the last token so far
+    places = places[:, :-1]  # of the last token before each column but the first
+    previous = ids.gather(1, places.clamp(min=0)).masked_fill(places < 0, start)
+    return {"decoder_input_ids": torch.cat([shifted[:, :1], previous], dim=1), "decoder_attention_mask": mask}
 
 
 @contextmanager

@@ -16,7 +16,9 @@ from lamina.data.encode import length_limit
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
+from lamina.heads.token_classification import TokenClassification
 from lamina.layers.causality import is_causal
+from lamina.layers.hooks import decoder_inputs
 from lamina.layers.stack import towers_of
 
 
@@ -111,6 +113,41 @@ def test_a_decoder_without_a_text_of_its_own_reads_that_of_the_encoder_shifted_r
     assert torch.equal(found["decoder"].logits, told["decoder"].logits)
     assert torch.equal(found["encoder"].logits, told["encoder"].logits)
     assert bank.record_states({"decoder": [1]}, {"input_ids": ids})["decoder"][1].shape[:2] == ids.shape
+
+
+@torch.no_grad()
+def test_a_padded_row_of_a_decoder_answers_as_alone():
+    """On either side, and beside a row that is all padding."""
+    model = FAMILIES["t5"].known()
+    model.config.decoder_start_token_id = 2
+    bank = lamina.ReaderBank(model)
+    bank.add("tags", lamina.Reader(Mean(), TokenClassification(("a", "b")), stack="decoder"))
+    ids = torch.tensor([[0, 0, 7, 8, 9], [5, 6, 7, 8, 0], [5, 5, 6, 7, 8], [0, 0, 0, 0, 0]])
+    mask = (ids > 0).long()
+    padded = bank.eval()(input_ids=ids, attention_mask=mask)["tags"]
+    for row, real, logits in zip(ids[:3], mask[:3].bool(), padded.logits, strict=False):
+        torch.testing.assert_close(logits[real], bank(input_ids=row[real][None])["tags"].logits[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mask", "ids"),
+    [
+        ([0, 0, 1, 1], [2, 2, 2, 7]),  # the start token stands before the first token
+        ([1, 0, 1, 1], [2, 5, 5, 7]),  # padding between tokens is passed over
+        ([1, 1, 0, 0], None),  # no token attends to padding behind it, so no mask is needed
+    ],
+)
+def test_a_decoder_reads_at_each_token_the_one_before_it(mask: list[int], ids: list[int] | None):
+    model = FAMILIES["t5"].known()
+    model.config.decoder_start_token_id = 2
+    given = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "attention_mask": torch.tensor([mask])}
+    read = decoder_inputs(model, {**given, "decoder_input_ids": None})
+    if ids is None:
+        assert list(read) == ["decoder_input_ids"]
+        assert read["decoder_input_ids"].tolist() == [[2, 5, 6, 7]]
+    else:
+        assert read["decoder_input_ids"].tolist() == [ids]
+        assert torch.equal(read["decoder_attention_mask"], given["attention_mask"])
 
 
 def test_readers_of_a_decoder_learn_and_answer():
