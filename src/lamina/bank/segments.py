@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lamina.errors import ConfigError
 from lamina.layers.types import tokenizer_of
@@ -21,22 +22,25 @@ _OP = "reader of pairs"
 
 
 class Separators(NamedTuple):
-    """Ids of the special tokens that a tokenizer adds to a pair of texts.
+    """What a tokenizer does to a pair of texts, so that their tokens can be told apart.
 
     Attributes:
         between: Ids inserted between the two texts, in this order.
         added: Ids inserted anywhere, ascending. They belong to neither text. Those in `between` are among them.
+        second_type: Token type of the second text's tokens. None: the tokenizer gives both texts the same type, or
+            gives no types.
     """
 
     between: tuple[int, ...]
     added: tuple[int, ...]
+    second_type: int | None = None
 
 
 _cache: WeakKeyDictionary[object, Separators] = WeakKeyDictionary()  # tokenizer -> its separators
 
 
 def separators_of(processor: object) -> Separators:
-    """Return the special tokens that a tokenizer adds to a pair of texts.
+    """Return the special tokens that a tokenizer adds to a pair of texts, and the token type of the second text.
 
     On the first call the tokenizer encodes a short pair; the result is cached for as long as the tokenizer exists.
 
@@ -56,7 +60,7 @@ def separators_of(processor: object) -> Separators:
 
 
 def _encode_a_pair(tokenizer: Tokenizer) -> Separators:
-    """Tokenise the pair ("a", "b"); return the ids between the two texts, and all ids that belong to neither text.
+    """Tokenise the pair ("a", "b"), and return what tells its two texts apart.
 
     Raises ConfigError if the tokenizer is not a fast one, does not encode pairs, or puts no token between two texts.
     """
@@ -73,24 +77,38 @@ def _encode_a_pair(tokenizer: Tokenizer) -> Separators:
         problem = f"{name} puts no token between two texts, so they cannot be told apart"
         raise ConfigError(f"{_OP}: {problem}. Use PooledLayers, which reads both texts as one.")
     added = {token for token, owner in zip(ids, owners, strict=True) if owner is None}
-    return Separators(between, tuple(sorted(added)))
+    types = encoding["token_type_ids"] if "token_type_ids" in encoding else [0] * len(ids)
+    second_type = types[first] if types[first] != types[last] else None
+    return Separators(between, tuple(sorted(added)), second_type)
 
 
 def segments_of(
-    ids: Int[Tensor, "batch tokens"], separators: Separators, mask: Bool[Tensor, "batch tokens"]
+    ids: Int[Tensor, "batch tokens"],
+    separators: Separators,
+    mask: Bool[Tensor, "batch tokens"],
+    types: Int[Tensor, "batch tokens"] | None = None,
 ) -> Int[Tensor, "batch tokens"]:
     """Return the segment id of each token: 1 in the first text, 2 in the second, 0 for padding and special tokens.
 
-    The second text follows the first of the `separators.between` that comes after a token of a text.
+    A text may contain the tokenizer's separators too, such as a literal "[SEP]". Token types tell the texts apart even
+    so. Without types, the second text follows the last place where all of `separators.between` stand in order, with
+    text on both sides. So a first text may contain separators; a second text, or a single one, is divided at them.
 
     Args:
         ids: Token ids.
-        separators: The special tokens of the tokenizer that made the ids.
+        separators: What the tokenizer that made the ids does to pairs.
         mask: True at tokens, False at padding.
+        types: Token types of the same tokenizer. None: not known. Not used if `separators.second_type` is None.
     """
     text = mask & ~_is_among(ids, separators.added)
-    is_between = _is_among(ids, separators.between)
-    second = (is_between & (text.cumsum(1) > 0)).cumsum(1) > 0
+    if types is not None and separators.second_type is not None:
+        return text.int() * (1 + (types == separators.second_type).int())
+    count = text.cumsum(1)
+    divides = (count > 0) & (count < count[:, -1:])  # True between two tokens of texts
+    for shift, token in enumerate(reversed(separators.between)):
+        divides = divides & (pad(ids, (shift, 0), value=-1)[:, : ids.shape[1]] == token)
+    seen = divides.cumsum(1)
+    second = (seen > 0) & (seen == seen[:, -1:])
     return text.int() * (1 + second.int())
 
 

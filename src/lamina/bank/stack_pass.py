@@ -77,6 +77,7 @@ class StackPass:
         self.mask: Tensor | None = None
         self.grad = grad
         self.ids: Tensor | None = None
+        self._types: Tensor | None = None  # token types, only if a reader compares two texts and the call has some
         self.real: Tensor | None = None
         self._is_padded = True  # False if it is known that all tokens are real
         self._segments: Tensor | None = None  # segment ids [batch, tokens], from the first state on if `_compares`
@@ -116,7 +117,7 @@ class StackPass:
         The parameters must not change between the passes, and this pass must not record gradients; neither is checked.
         """
         fresh = copy(self)
-        fresh.mask = fresh.ids = fresh.real = fresh._segments = None
+        fresh.mask = fresh.ids = fresh._types = fresh.real = fresh._segments = None
         fresh._layers_seen, fresh._inside, fresh._streams = [], {}, []
         streams: dict[Stream, Stream] = {}
         with torch.no_grad():
@@ -131,7 +132,7 @@ class StackPass:
         return fresh
 
     def begin(self, batch: Inputs, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None) -> None:
-        """Find the mask and the token ids of a pass in the arguments of the model's call.
+        """Find the mask, the token ids and the token types of a pass in the arguments of the model's call.
 
         A pass that continues from a key-value cache reads only the new tokens, so the mask's columns for the cached
         tokens are dropped.
@@ -154,6 +155,9 @@ class StackPass:
         ids = batch.get(key, named.get("input_ids"))
         if isinstance(ids, Tensor):
             self.ids = ids
+            types = batch.get("token_type_ids", named.get("token_type_ids"))  # those of an encoder beside a decoder
+            if self._compares and isinstance(types, Tensor) and types.shape == ids.shape and key == "input_ids":
+                self._types = types
         else:
             refuse_pairs(self.readers, key)
 
@@ -200,7 +204,9 @@ class StackPass:
             self.real = real_tokens(self.mask, state, self.model)
             self._is_padded = not is_full(self.real)
             if self._compares and self.ids is not None:
-                self._segments = segments_of(self.ids.to(state.device), separators_of(self.processor), self.real)
+                ids, types = self.ids.to(state.device), self._types
+                types = None if types is None else types.to(state.device)
+                self._segments = segments_of(ids, separators_of(self.processor), self.real, types)
         segments = None if self._segments is None else self._segments.to(state.device)
         with torch.set_grad_enabled(self.grad):
             for site, routes in self._routes[layer].items():

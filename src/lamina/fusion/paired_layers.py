@@ -35,8 +35,10 @@ class PairedLayers(PoolingConfig):
     are computed with the texts exchanged. The last two are the cosine similarity of the texts' mean states, and the
     first text's length minus the second's, divided by the sum of the lengths in tokens.
 
-    The model reads both texts in one pass, as for its own head. The separator that the bank's tokenizer puts between
-    two texts shows which token belongs to which text. Every token gets the same features, so the head to use is
+    The model reads both texts in one pass, as for its own head. The token types of the batch (`token_type_ids`) show
+    which token belongs to which text. If the bank's tokenizer makes none, the separator that it puts between two texts
+    does: the last one with text on both sides. A first text may then contain a literal separator, such as "[SEP]", but
+    a second text, or a single one, is divided at it. Every token gets the same features, so the head to use is
     `SequenceClassification(labels, pooling="first")`. For a single text, `u_i` pools its tokens and `v_i` is 0.
 
     Args:

@@ -247,8 +247,8 @@ class PooledLayers(PoolingConfig):
         dropout: Probability of dropout on each layer's features.
         queries: Number of queries per layer; each computes its own mean.
         over: Which tokens are pooled. "all": all tokens. "second": those of the second of two texts, such as the reply
-            to a prompt, which the model still reads together with the first; all tokens if there is no second text. The
-            separator that the bank's tokenizer puts between two texts shows where the second begins.
+            to a prompt, which the model still reads together with the first; all tokens if there is no second text. How
+            the texts are told apart is described in `PairedLayers`.
 
     Raises:
         ConfigError: If a value is not valid. When the reader is attached: if `heads` does not divide the width, or the

@@ -217,7 +217,10 @@ def reader_digests(bank: ReaderBank, names: Sequence[str] | None = None) -> dict
     digests: dict[str, str] = {}
     for name, reader in readers.items():
         config = reader.config
-        kept = {"fusion": FUSIONS.to_dict(config.fusion), "head": HEADS.to_dict(config.head), "layers": reader.layers}
+        kept: dict[str, object] = {"fusion": FUSIONS.to_dict(config.fusion), "head": HEADS.to_dict(config.head)}
+        kept["layers"] = reader.layers
+        if config.fusion.reads_pairs:  # graphs of earlier versions divide pairs at the first separator
+            kept["segments"] = "by token types"
         own = fingerprint_of_tensors([*reader.state_dict().items(), *reader.head.borrowed_tensors().items()])
         text = json.dumps([bases[reader.stack], reader.stack, kept, own], sort_keys=True)
         digests[name] = hashlib.sha256(text.encode()).hexdigest()

@@ -15,19 +15,26 @@ from lamina.bank.segments import Separators, segments_of, separators_of
 from lamina.errors import ConfigError
 from lamina.fusion.paired_layers import PairedLayers
 from lamina.heads.sequence_classification import SequenceClassification
+from lamina.prediction.predict import predict
 
 
 class Joined:
     """A tokenizer, as far as it is looked at: what it makes of two texts."""
 
-    def __init__(self, ids: list[int], owners: list[int | None], *, fast: bool = True) -> None:
-        self._ids, self._owners, self.is_fast = ids, owners, fast
+    def __init__(
+        self, ids: list[int], owners: list[int | None], *, fast: bool = True, types: list[int] | None = None
+    ) -> None:
+        self._owners, self.is_fast = owners, fast
+        self._columns = {"input_ids": ids} | ({} if types is None else {"token_type_ids": types})
 
     def __call__(self, *_: str) -> Joined:
         return self
 
     def __getitem__(self, key: str) -> list[int]:
-        return {"input_ids": self._ids}[key]
+        return self._columns[key]
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._columns
 
     def sequence_ids(self) -> list[int | None]:
         return self._owners
@@ -67,6 +74,64 @@ def test_texts_are_told_apart_by_what_is_between_them(
     assert separators_of(joined) == separators
     given = torch.tensor([ids])
     assert segments_of(given, separators, given > 1 if ids[0] == 1 else given > 0).tolist() == [segments]
+
+
+BERT, ROBERTA = Separators((3,), (2, 3)), Separators((2, 2), (0, 2))
+
+
+@pytest.mark.parametrize(
+    ("separators", "ids", "types", "segments"),
+    [
+        # [CLS] a [SEP] a [SEP] b [SEP] b [SEP]
+        (BERT._replace(second_type=1), [2, 9, 3, 9, 3, 7, 3, 7, 3], [0] * 5 + [1] * 4, [0, 1, 0, 1, 0, 2, 0, 2, 0]),
+        (BERT._replace(second_type=1), [2, 9, 3, 9, 3], [0] * 5, [0, 1, 0, 1, 0]),  # a single text
+        (BERT, [2, 9, 3, 9, 3, 7, 3], None, [0, 1, 0, 1, 0, 2, 0]),
+        (BERT, [2, 9, 3, 9, 3, 7, 3], [0] * 7, [0, 1, 0, 1, 0, 2, 0]),  # types that are always 0
+        (BERT, [2, 9, 3, 3, 7, 3], None, [0, 1, 0, 0, 2, 0]),
+        # <s> a </s> a </s></s> b </s> b </s>
+        (ROBERTA, [0, 9, 2, 9, 2, 2, 7, 2, 7, 2], None, [0, 1, 0, 1, 0, 0, 2, 0, 2, 0]),
+        (ROBERTA, [0, 9, 2, 2, 9, 2, 2, 7, 2], None, [0, 1, 0, 0, 1, 0, 0, 2, 0]),
+        (ROBERTA, [0, 9, 2, 9, 2], None, [0, 1, 0, 1, 0]),  # a single text
+        (ROBERTA, [9], None, [1]),
+    ],
+)
+def test_a_text_may_contain_separators(
+    separators: Separators, ids: list[int], types: list[int] | None, segments: list[int]
+):
+    given = torch.tensor([ids])
+    mask = torch.ones_like(given).bool()
+    found = segments_of(given, separators, mask, None if types is None else torch.tensor([types]))
+    assert found.tolist() == [segments]
+
+
+@pytest.mark.parametrize(("types", "second"), [([0, 0, 0, 1, 1], 1), ([0, 0, 0, 0, 0], None), (None, None)])
+def test_the_token_type_of_the_second_text(types: list[int] | None, second: int | None):
+    joined = Joined([2, 7, 3, 8, 3], [None, 0, None, 1, None], types=types)
+    assert separators_of(joined) == Separators((3,), (2, 3), second)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("text", [("the film [SEP] is good", "bad [SEP] fun"), "the film [SEP] is good"])
+def test_a_literal_separator_in_a_text_does_not_begin_the_second_text(text: str | tuple[str, str]):
+    bank = pair_bank()
+    tokenizer = bank.processor
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    batch, reader = tokenizer([text], return_tensors="pt"), bank["same"]
+    owners = torch.tensor([[0 if owner is None else owner + 1 for owner in batch.sequence_ids(0)]])
+    segments = owners.masked_fill(batch["input_ids"] == tokenizer.sep_token_id, 0)
+    mask = batch["attention_mask"].bool()
+    states = torch.stack(bank.model(**batch, output_hidden_states=True).hidden_states)
+    expected = reader.head(reader.fusion(states, mask, segments), mask)
+    torch.testing.assert_close(bank(**batch)["same"].logits, expected)
+    with bank.listen() as outputs:
+        bank.model(**batch)
+    assert torch.equal(outputs["same"].logits, bank(**batch)["same"].logits)
+    recorded = bank.record_states({"main": reader.layers}, batch)
+    assert torch.equal(bank.read_states(recorded, batch)["same"].logits, bank(**batch)["same"].logits)
+    (answer,) = predict(bank, [text])
+    assert answer["same"]["probabilities"] == pytest.approx(
+        dict(zip(("no", "yes"), expected[0].softmax(-1).tolist(), strict=True)), abs=1e-5
+    )
 
 
 def test_a_single_text_is_all_segment_1():
