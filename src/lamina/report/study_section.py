@@ -155,17 +155,23 @@ def _examples(wrong: Frame) -> list[Example]:
 
 
 def _example(row: Row) -> Example:
-    """Return a row that lists a wrong prediction as an example for the page, with spans marked in its text."""
+    """Return a row that lists a wrong prediction as an example for the page, with spans marked in its text.
+
+    The spans of a pair are marked in its second text, which alone has tagged words.
+    """
     true, predicted, text = (_parsed(row[key]) for key in ("true", "predicted", "text"))
-    text = " | ".join(map(str, text)) if isinstance(text, list) else str(text)
+    before: Spans = []
+    if isinstance(text, list) and len(text) == 2:
+        before, text = [(f"{text[0]} | ", "", "")], text[1]
+    text = str(text)
     where = f"{row['task']} · layer {row['layer']} · row {row['row']}"
     sure = f"{row['metric']} {row['score']:.3f}"
     sides = [side if isinstance(side, list) else [side] for side in (true, predicted)]
     if any(isinstance(span, dict) for side in sides for span in side):
         spans = ([cast("Span", span) for span in side if isinstance(span, dict)] for side in sides)
-        return Example(where, sure, [], *(marked_parts(text, side) for side in spans))
+        return Example(where, sure, [], *([*before, *marked_parts(text, side)] for side in spans))
     labels = ([(", ".join(map(str, side)), "", "")] for side in sides)
-    return Example(where, sure, [(text, "", "")], *labels)
+    return Example(where, sure, [*before, (text, "", "")], *labels)
 
 
 def _parsed(cell: object) -> JSON:

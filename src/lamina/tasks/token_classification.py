@@ -82,7 +82,7 @@ def decided_words(encoded: Encoded, words: Sequence[Sequence[Span]], read: Seque
     for at, group in enumerate(groups):
         if group.size > 1:
             characters = slice(spans[group.first][0], spans[group.first + group.size - 1][1])
-            groups[at] = group._replace(written=-2 - crc32(_tagged(read[group.text])[characters].encode()))
+            groups[at] = group._replace(written=-2 - crc32(tagged_text(read[group.text])[characters].encode()))
     return groups
 
 
@@ -309,7 +309,7 @@ class TokenClassificationKind(TextClassKind):
         Raises ConfigError if an example is neither a text nor a pair of texts.
         """
         texts = checked_texts(raw, pairs=True)
-        return Split.of(texts, words=[word_spans(_tagged(text)) for text in texts])
+        return Split.of(texts, words=[word_spans(tagged_text(text)) for text in texts])
 
 
 class _TagResults(Results[Tensor, list[SpanAnswer]]):
@@ -441,7 +441,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
                     yield wrong
 
     def _texts(self) -> Iterator[tuple[str, Sequence[Span]]]:
-        return zip(map(_tagged, self._split.texts), self._split.words or (), strict=True)
+        return zip(map(tagged_text, self._split.texts), self._split.words or (), strict=True)
 
     def predictions(self) -> list[list[SpanAnswer]]:
         texts = zip(self._decided(), self._texts(), strict=True)
@@ -457,7 +457,7 @@ def _parts(task: TaskLike, split: Split) -> list[Parts]:
     words = list(split.words or ())
     if not score.marks_spans(task.labels):
         return [[[word] for word in row] for row in words]
-    return [divided(_tagged(text), spans) for text, spans in zip(split.texts, words, strict=True)]
+    return [divided(tagged_text(text), spans) for text, spans in zip(split.texts, words, strict=True)]
 
 
 def _joined(parts: Sequence[Parts]) -> list[Sequence[Span]]:
@@ -489,7 +489,8 @@ def _check_columns(tables: Mapping[str, Table]) -> None:
             raise DataError(f"task: {table.path} has one column; {rule}.", path=table.path)
 
 
-def _tagged(text: Text) -> str:
+def tagged_text(text: Text) -> str:
+    """Return the text whose words are tagged: the text itself, or the second of a pair."""
     return text if isinstance(text, str) else text[1]
 
 

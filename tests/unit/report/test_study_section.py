@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -317,3 +318,26 @@ def test_scores_are_titled_by_their_metric():
     assert drawing_of(of(Figure("line", x="layer"), **columns), "it").titles["value"] == "span f1"
     columns["measure"] = ["selectivity"]
     assert drawing_of(of(Figure("line", x="layer"), **columns), "it").titles["value"] == "selectivity (span f1)"
+
+
+@pytest.mark.parametrize("text", [["ask", "Anna lives"], json.dumps(["ask", "Anna lives"])])
+def test_the_spans_of_a_pair_are_marked_in_its_second_text(text: str | list[str]):
+    missed, extra = (
+        json.dumps([{"start": start, "end": end, "label": "PER", "error": error}])
+        for start, end, error in ((0, 4, "missed"), (5, 10, "extra"))
+    )
+    place = {"task": "t", "layer": 1, "row": 0, "metric": "confidence", "score": 0.5}
+    table = pd.DataFrame([{**place, "text": text, "true": missed, "predicted": extra}])
+    (example,) = study_section(Study("errors", table), "errors").examples
+    assert example.true == [("ask | ", "", ""), ("Anna", "PER", "missed"), (" lives", "", "")]
+    assert example.predicted == [("ask | ", "", ""), ("Anna ", "", ""), ("lives", "PER", "extra")]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [(["a", "b"], "a | b"), ("plain", "plain"), ("[]", "[]"), ("[CLS]", "[CLS]")]
+)
+def test_texts_and_pairs_with_one_label_are_shown_whole(text: str | list[str], shown: str):
+    place = {"task": "t", "layer": 1, "row": 0, "metric": "confidence", "score": 0.5}
+    table = pd.DataFrame([{**place, "text": text, "true": "yes", "predicted": "no"}])
+    (example,) = study_section(Study("errors", table), "errors").examples
+    assert "".join(part for part, _, _ in example.text) == shown

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from lamina.data.windows import IGNORED
 from lamina.tasks.outputs import Results
+from lamina.tasks.token_classification import tagged_text
 from lamina.utils import derive_seed
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def control_task(task: Task, parts: Sequence[str], seed: int) -> Task:
 
 
 def _words(split: Split) -> Iterable[list[str]]:
-    for text, spans in zip(split.texts, split.words or (), strict=True):
+    for text, spans in zip(map(tagged_text, split.texts), split.words or (), strict=True):
         yield [text[start:end] for start, end in spans]
 
 

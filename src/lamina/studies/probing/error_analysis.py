@@ -20,6 +20,7 @@ from lamina.studies.runner import check_given, labelled_task, own_processor
 from lamina.studies.statistics import row_counts
 from lamina.studies.study import Figure, Study, study_settings
 from lamina.tasks.split import Split
+from lamina.tasks.token_classification import tagged_text
 from lamina.tasks.words import join
 from lamina.train.groups import tasks_by_name
 from lamina.train.options import FitOptions
@@ -327,18 +328,23 @@ def without_span(task: Task, part: str, share: float, seed: int) -> Split:
     """Return the split `part` of a task with one span of words, at a place that `seed` decides, removed from each text.
 
     `share` is the share of the words to remove, rounded to whole words; at least one word stays. In word tagging tasks,
-    the words are the tagged ones, and their tags are removed with them. In other tasks, words are separated by spaces;
-    both texts of a pair lose a span. Raises UnknownNameError if the task has no split `part`.
+    the words are the tagged ones, and their tags are removed with them; the first text of a pair stays whole. In other
+    tasks, words are separated by spaces; both texts of a pair lose a span. Raises UnknownNameError if the task has no
+    split `part`.
     """
     split = task.split(part)
     if task.kind.tags_words:
         shortened: list[tuple[list[str], tuple[int, ...]]] = []
         for row, (text, spans, tags) in enumerate(zip(split.texts, split.words or (), split.labels, strict=True)):
             places = _remaining_places(len(spans), share, derive_seed("deletion", seed, row))
-            words = [text[start:end] for start, end in spans]
+            words = [tagged_text(text)[start:end] for start, end in spans]
             shortened.append(([words[place] for place in places], tuple(tags[place] for place in places)))
         joined = [join(words) for words, _ in shortened]
-        return Split.of((text for text, _ in joined), (tags for _, tags in shortened), (spans for _, spans in joined))
+        texts = (
+            text if isinstance(whole, str) else (whole[0], text)
+            for whole, (text, _) in zip(split.texts, joined, strict=True)
+        )
+        return Split.of(texts, (tags for _, tags in shortened), (spans for _, spans in joined))
     return Split.of((_without_span(text, share, seed, row) for row, text in enumerate(split.texts)), split.labels)
 
 
