@@ -21,12 +21,12 @@ import lamina
 from lamina.bank import is_read_by_bank
 from lamina.errors import ConfigError, DataError, LayerIndexError, UnknownNameError
 from lamina.studies.probing.controls import (
+    LabelBits,
     baseline_predictions,
     code_length,
     code_portions,
     control_task,
     only_rows,
-    uniform_bits,
 )
 from lamina.studies.probing.probe import (
     ProbeComparison,
@@ -41,7 +41,9 @@ from lamina.studies.runner import labelled_task
 from lamina.studies.statistics import Difference
 from lamina.studies.study import Study
 from lamina.tasks.split import Split
+from lamina.tasks.targets import WordTargets
 from lamina.tasks.task import Task
+from lamina.tasks.words import divided
 
 RNG = np.random.default_rng(0)
 GOOD, BAD, REST = ["good", "fun", "very"], ["bad", "slow", "not"], ["the", "a", "film", "is", "paris", "anna", "to"]
@@ -526,7 +528,6 @@ def test_words_without_a_label_do_not_count(tags):
     task = replace(tags, splits=gaps)
     labels = list(control_task(task, ("train",), seed=0).split("train").labels)
     assert [[tag == -100 for tag in row] for row in labels] == [[True, *[False] * 5]] * 20
-    assert uniform_bits(task, range(20)) == 20 * 5 * math.log2(len(tags.labels))
     tags_of = {tag for _, texts in baseline_predictions(task, "validation") for row in texts for tag in row}
     assert -100 not in tags_of
     rows = [row["score"] for row in baseline_rows(task, "validation") if row["measure"] == "accuracy"]
@@ -551,13 +552,34 @@ def test_the_blocks_of_a_code_share_all_rows(mood):
     assert [row for row, label in enumerate(labels) if label != -100] == [1, 3]
 
 
-def test_the_length_of_a_code(mood):
-    blocks = code_portions(32, seed=0)
-    bits = [0.5 * len(block) for block in blocks[1:]]
-    total, compression = code_length(bits, mood, blocks)
-    assert total == pytest.approx(len(blocks[0]) + 0.5 * (32 - len(blocks[0])))
-    assert compression == pytest.approx(32 / total)
-    assert math.isclose(code_length([float(len(block)) for block in blocks[1:]], mood, blocks)[1], 1.0)
+def sent(labels: list[list[int]], classes: int, logit: float = 0.0) -> LabelBits:
+    """The bits of labels of tokens (-100 for none) if each true class has a logit, and all others 0."""
+    bits, targets = LabelBits(WordTargets(labels)), WordTargets(labels).tensor(range(len(labels)))
+    outputs = torch.nn.functional.one_hot(targets.clamp(min=0), classes) * logit
+    bits.add(range(len(labels)), outputs)
+    return bits
+
+
+def test_the_length_of_a_code():
+    portions = [sent([[0, -100, 1], [2]], 4), sent([[-100], [3, 3, 3, 3]], 4)]
+    assert [portion.count for portion in portions] == [3, 4]
+    assert code_length(2, portions, 4) == pytest.approx((2 * 9, 1.0))  # two bits per label
+    total, compression = code_length(2, [sent([[0] * 30], 4, logit=100.0)], 4)
+    assert (total, compression) == pytest.approx((4, 16))
+    assert math.isnan(code_length(0, [sent([[-100]], 4)], 4)[1])
+
+
+@pytest.mark.parametrize("word", ["C++", "film", "x-1/(y)!"])
+def test_a_probe_that_guesses_does_not_compress_words_of_several_parts(model, tokenizer, monkeypatch, word: str):
+    add = LabelBits.add
+    monkeypatch.setattr(LabelBits, "add", lambda own, rows, outputs, _=None: add(own, rows, torch.zeros_like(outputs)))
+    rows = [{"w": [word, "is", word], "t": ["B-X", "O", "B-X"]}] * 12
+    task = Task.from_dataset("token_classification", {"train": rows, "validation": rows}, text="w", label="t")
+    options = {"seeds": [0], "layers": [1], "probes": ["linear"], "controls": False, "baselines": False, **FAST}
+    study = probe(model, task, processor=tokenizer, **options)
+    assert values(study, "compression") == pytest.approx([1.0])
+    parts = 2 * len(divided(word, [(0, len(word))])[0]) + 1
+    assert values(study, "code_length") == pytest.approx([12 * parts * math.log2(len(task.labels))])
 
 
 def test_baselines_of_texts_without_words(tokenizer):

@@ -98,36 +98,27 @@ def only_rows(task: Task, rows: Iterable[int]) -> Split:
     return split.with_labels(labels)
 
 
-def uniform_bits(task: Task, rows: Iterable[int]) -> float:
-    """Return the bits that the labels of some training rows take without a model: log2(classes) per label.
-
-    `rows` are numbers of rows with a label; each counts once. In word tagging tasks, each of their words whose label
-    is not -100 counts.
-    """
-    labels = task.split("train").labels
-    tags = task.kind.tags_words
-    count = sum(sum(tag != IGNORED for tag in labels[row]) if tags else 1 for row in rows)
-    return count * math.log2(len(task.labels))
-
-
 @final
 class LabelBits(Results):
     """Sums up the bits that it takes to send true labels with a probe: -log2 of each label's predicted probability.
 
-    Labels of -100 do not count. `targets` are the labels of all rows, and `bits` is the sum so far.
+    Labels of -100 do not count. `targets` are the labels of all rows. `bits` is the sum so far, and `count` the number
+    of labels in it. In word tagging tasks that is not the number of words: each part of a word such as "C++" has a
+    label, and words that share a token have one together.
     """
 
     def __init__(self, targets: Targets) -> None:
-        self._targets, self.bits = targets, 0.0
+        self._targets, self.bits, self.count = targets, 0.0, 0
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:  # noqa: ARG002
-        """Add the bits of the labels of the rows whose numbers are in `rows`.
+        """Add the labels of the rows whose numbers are in `rows`, and their bits.
 
         `outputs` are the probe's logits, `[batch, classes]` or `[batch, tokens, classes]`; `labels` is not used.
         """
         logits, truths = outputs.float().cpu().flatten(0, -2), self._targets.tensor(rows).flatten()
         loss = F.cross_entropy(logits, truths, ignore_index=IGNORED, reduction="sum")
         self.bits += float(loss) / math.log(2)
+        self.count += int((truths != IGNORED).sum())
 
     def first_not_finite(self) -> int | None:
         """Return None: only a sum is stored, so the first row that is not finite is not known.
@@ -137,15 +128,15 @@ class LabelBits(Results):
         return None
 
 
-def code_length(bits: Sequence[float], task: Task, portions: Sequence[Sequence[int]]) -> tuple[float, float]:
+def code_length(first: int, sent: Sequence[LabelBits], classes: int) -> tuple[float, float]:
     """Return the length in bits of the online code of a task's training labels, and the compression that it achieves.
 
     The labels of the first portion are sent with log2(classes) bits each, all others with the help of probes.
 
     Args:
-        bits: Bits of each portion, without the first.
-        task: The task with the labels.
-        portions: Row numbers of each portion, as `code_portions` returns them.
+        first: Number of labels in the first portion.
+        sent: The labels of each later portion, with their bits.
+        classes: Number of classes.
 
     Returns:
         The length in bits; and the compression: log2(classes) bits for every label, divided by that length (NaN if it
@@ -154,8 +145,9 @@ def code_length(bits: Sequence[float], task: Task, portions: Sequence[Sequence[i
     Source:
         Voita and Titov 2020, arXiv:2003.12298, section 2.2, eq. 2.
     """
-    total = uniform_bits(task, portions[0]) + sum(bits)
-    uniform = uniform_bits(task, [row for portion in portions for row in portion])
+    label_bits = math.log2(classes)
+    total = first * label_bits + sum(portion.bits for portion in sent)
+    uniform = (first + sum(portion.count for portion in sent)) * label_bits
     return total, uniform / total if total else math.nan
 
 

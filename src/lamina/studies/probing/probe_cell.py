@@ -346,6 +346,10 @@ def probe_rows(
         scored_tasks = {spec.name: part for spec, part in tasks.items() if spec.target != "code"}
         scored = trained.run(scored_tasks, settings.split, results_of)
         sent_tasks = {spec.name: code.sent_tasks[spec.step] for spec in tasks if spec.target == "code"}
+        # the labels of the first portion are only counted, so any probe will do
+        first = ProbeSpec(places[0]).name
+        if code.train_tasks:
+            sent_tasks[first] = code.train_tasks[0]
         sent = trained.run(sent_tasks, "train", lambda name, group: LabelBits(cast("Targets", group.targets[name])))
     rows: list[Row] = []
     for place in places:
@@ -353,8 +357,8 @@ def probe_rows(
         measured = _score_rows(task, results, scored.get(ProbeSpec(place, "control").name))
         measured[0]["guesses"] = results.guesses()
         if code.train_tasks:
-            steps = range(len(code.sent_tasks))
-            measured += code.rows([sent[ProbeSpec(place, "code", step).name].bits for step in steps])
+            portions_sent = [sent[ProbeSpec(place, "code", step).name] for step in range(len(code.sent_tasks))]
+            measured += code.rows(sent[first].count, portions_sent)
         rows += [{**place._asdict(), "rows": len(task.split(settings.split)), **row} for row in measured]
     return rows
 
@@ -425,7 +429,7 @@ class _OnlineCode:
     """
 
     def __init__(self, task: Task, portions: Sequence[Sequence[int]]) -> None:
-        self._task, self._portions = task, portions
+        self._task = task
         self.train_tasks: list[Task] = []
         self.sent_tasks: list[Task] = []
         known: list[int] = []
@@ -438,9 +442,9 @@ class _OnlineCode:
         splits = {**self._task.splits, "train": only_rows(self._task, rows)}
         return replace(self._task, splits=splits, label_all_tokens=False)
 
-    def rows(self, bits: Sequence[float]) -> list[dict[str, JSON]]:
-        """Return a probe's table rows "code_length" and "compression"; `bits` are the bits sent in each step."""
-        total, compression = code_length(bits, self._task, self._portions)
+    def rows(self, first: int, sent: Sequence[LabelBits]) -> list[dict[str, JSON]]:
+        """Return a probe's table rows "code_length" and "compression"; see `code_length` for `first` and `sent`."""
+        total, compression = code_length(first, sent, len(self._task.labels))
         return [
             {"measure": "code_length", "metric": "bits", "score": total},
             {"measure": "compression", "metric": "ratio", "score": compression},
