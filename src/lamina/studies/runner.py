@@ -29,6 +29,7 @@ from lamina.store.load_model import load
 from lamina.store.models import load_processor, saved_class
 from lamina.studies.study import Study, library_versions, model_facts
 from lamina.tasks.base import EncodeOptions
+from lamina.tasks.recorded_rows import recorded_of
 from lamina.tasks.task import Task
 from lamina.train.checkpoint import data_digests, task_settings
 from lamina.train.groups import tasks_by_name
@@ -92,9 +93,9 @@ class CellInputs:
         The settings are all that the results of the cells depend on, JSON-ready: facts of the model and the tasks, a
         hash of the processor, the name of the stack, the training options, the seeds, and `study_options` (options of
         this study alone). Without tasks, `max_length` is the only training option that is checked. `op` is the
-        operation, for messages. Raises LaminaError if an option or a seed is not allowed, the model cannot be loaded,
-        the stack does not exist or has no module per block, or the processor or `max_length` suits none of the tasks.
-        If they suit some tasks, only the cells of the others fail.
+        operation, for messages. Raises LaminaError if an option or a seed is not allowed, a task has recorded states,
+        the model cannot be loaded, the stack does not exist or has no module per block, or the processor or
+        `max_length` suits none of the tasks. If they suit some tasks, only the cells of the others fail.
 
         The hash is that of the model's weights outside the layers. Cells that use them, such as the head, must have it
         in their digests. Cells that only read layers do without it, and can resume on another head.
@@ -102,6 +103,9 @@ class CellInputs:
         options = self.training if tasks else {"max_length": self.training["max_length"]}
         for seed in seeds if tasks else (0,):
             FitOptions.checked(op, seed=seed, **options)
+        if recorded := [name for name, task in tasks.items() if any(map(recorded_of, task.splits.values()))]:
+            got = f"task '{recorded[0]}' has recorded states, which no edit of the model changes"
+            raise ConfigError(f"{op}: {got}. Give a task that reads texts.")
         model = self.model if isinstance(self.model, str | Path) else checked_model(self.model, op)
         with torch.random.fork_rng():
             seed_torch(0)  # weights that the files lack start at random, and must be the same when a study resumes

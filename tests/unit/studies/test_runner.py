@@ -10,15 +10,20 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
 from tests.support.cells import cells, needs_ray, runs
+from tests.support.recorded import packed
+from tests.support.stored import tiny_model, tiny_tokenizer
 
 from lamina.cells import run_cells as cell_runs
 from lamina.cells.run_cells import Shelf
 from lamina.errors import ConfigError, MissingExtraError, StoreError
 from lamina.registry import STUDIES
+from lamina.studies import advise, reinit, removal
 from lamina.studies.run_study import parameters_of
 from lamina.studies.runner import Cell, Failure, run_cells, whole_digests
 from lamina.tasks.chat_templates import Chat
+from lamina.tasks.task import Task
 
 quiet = partial(run_cells, progress=False)
 
@@ -31,6 +36,19 @@ def test_rows_have_the_keys_of_their_cells_in_the_order_of_the_cells(tmp_path):
     assert table["score"].dtype == float
     assert table["loss"].isna().all()
     assert table["score"].nunique() == 6  # each cell draws from a random state of its own
+
+
+@pytest.mark.parametrize("study", [advise, reinit, removal])
+def test_studies_that_edit_models_refuse_recorded_states(study, tmp_path):
+    """They are the states of the model before the edit, so every edit would seem to cost nothing."""
+    labels = [{"label": label} for label in "ab" * 5]
+    parts = {
+        part: (packed(tmp_path / part, [torch.rand(2, 1, 32)] * 10, [3]), labels) for part in ("train", "validation")
+    }
+    task = Task.from_states("sequence_classification", **parts)
+    told = f"^{study.__name__}: task 'mood' has recorded states, which no edit of the model changes"
+    with pytest.raises(ConfigError, match=told):
+        study(tiny_model(3), {"mood": task}, processor=tiny_tokenizer(), seeds=[0], epochs=1, progress=False)
 
 
 def test_no_cell_gives_an_empty_table():

@@ -134,9 +134,9 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
 
     Raises:
         ConfigError: If an option is out of range, there is no task or no seed, a seed is named twice, the processor
-            fits no task, the stack has no module per block, or all cells failed; if `resume` is set without `output`,
-            the cells in `output` were run with other settings, texts or library versions, or two tasks would be saved
-            in one folder there.
+            fits no task, the stack has no module per block, a task has recorded states, or all cells failed; if
+            `resume` is set without `output`, the cells in `output` were run with other settings, texts or library
+            versions, or two tasks would be saved in one folder there.
         UnknownNameError: If a task does not have both splits, or the stack does not exist.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.

@@ -340,8 +340,9 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
 
     Raises:
         ConfigError: If an option is out of range, a list or `tasks` is empty, a count or seed occurs twice, the
-            processor fits no task, the stack has no module per block, or all cells failed; if `resume` is set without
-            `output`, or the cells in `output` were run with other settings or library versions.
+            processor fits no task, the stack has no module per block, a task has recorded states, or all cells failed;
+            if `resume` is set without `output`, or the cells in `output` were run with other settings or library
+            versions.
         UnknownNameError: If the scope or the stack does not exist, or a task does not have both splits.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.

@@ -143,8 +143,9 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     Raises:
         ConfigError: If there is no task, text or prompt, `runs` (or, with tasks, `seeds`) is empty, a length in `runs`
             is not between 1 and the depth minus 1, another option is out of range, the processor fits no task, the
-            stack has no module per block, or every cell failed or measured nothing; if `resume` is set without
-            `output`, or the cells in `output` were run with other settings, texts or library versions.
+            stack has no module per block, a task has recorded states, or every cell failed or measured nothing; if
+            `resume` is set without `output`, or the cells in `output` were run with other settings, texts or library
+            versions.
         UnknownNameError: If a task does not have both splits, or the stack does not exist.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.
