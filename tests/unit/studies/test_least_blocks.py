@@ -19,6 +19,7 @@ from lamina.errors import ConfigError, UnknownNameError
 from lamina.studies.cutting import least_blocks
 from lamina.studies.cutting.advise import measure_speedup
 from lamina.studies.cutting.least_blocks import drop_least_
+from lamina.studies.statistics import paired_bootstrap, row_counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,15 +28,18 @@ if TYPE_CHECKING:
 THINGS, WORDS = ("film", "paris", "anna"), {"good": ("good", "fun"), "bad": ("bad", "slow", "not good")}
 
 
-def mood() -> lamina.Task:
-    rows = [
+def mood_rows() -> list[dict[str, str]]:
+    return [
         {"text": f"the {thing} is {more}{word} .", "label": label}
         for thing in THINGS
         for more in ("", "very ", "and ")
         for label in WORDS
         for word in WORDS[label]
     ]
-    splits = {"train": rows, "validation": rows}
+
+
+def mood() -> lamina.Task:
+    splits = {"train": mood_rows(), "validation": mood_rows()}
     return lamina.Task.from_dataset("sequence_classification", splits, text="text", label="label", name="mood")
 
 
@@ -56,20 +60,20 @@ def test_a_model_with_a_head_is_cut_by_its_loss_and_healed(monkeypatch: pytest.M
         return len(whole.bert.encoder.layer) / len(cut.bert.encoder.layer)
 
     monkeypatch.setattr(least_blocks, "measure_speedup", speedup)
-    evaluated = Mock(wraps=least_blocks.evaluate)
-    monkeypatch.setattr(least_blocks, "evaluate", evaluated)
+    scored = Mock(wraps=least_blocks._own_scores)
+    monkeypatch.setattr(least_blocks, "_own_scores", scored)
     task = mood()
     model = trained(task)
     whole, count = copy.deepcopy(model), model.num_parameters()
     report = drop_least_(model, task, 2, by="loss", heal_epochs=4, processor=tiny_tokenizer())
-    assert (report.scored_by, report.values, len(report.dropped)) == ("head", 2, 2)
-    assert evaluated.call_count == 3 * 2 + 1 + 3 + 2  # two parts before, cut and healed; whole; without each block left
+    assert (report.scored_by, report.values, len(report.dropped)) == ("head", 45, 2)
+    assert scored.call_count == 3 + 1 + 3 + 2  # before, cut and healed; whole; without each block left
     assert set(report.costs) == {1, 2, 3}
     assert min(report.costs, key=lambda layer: (report.costs[layer], -layer)) in report.dropped
-    assert report.whole == pytest.approx(accuracy(whole, task), abs=0.03)  # over two parts, which differ by a row
+    assert report.whole == pytest.approx(accuracy(whole, task))
     lamina.drop_(whole, report.dropped)
-    assert report.cut == pytest.approx(accuracy(whole, task), abs=0.03)
-    assert report.healed == pytest.approx(accuracy(model, task), abs=0.03)
+    assert report.cut == pytest.approx(accuracy(whole, task))
+    assert report.healed == pytest.approx(accuracy(model, task))
     assert report.healed is not None
     assert report.change == pytest.approx(report.healed - report.whole)
     assert report.parameters == (count, model.num_parameters())
@@ -79,8 +83,71 @@ def test_a_model_with_a_head_is_cut_by_its_loss_and_healed(monkeypatch: pytest.M
     fields = report.to_dict()
     assert json.loads(json.dumps(fields)) == fields
     assert report.sentence().startswith(f"mood: without blocks {blocks} accuracy")
-    assert "too few rows for an interval" in report.sentence()
-    assert "95 % interval over 3 parts of the rows" in replace(report, values=3).sentence()
+    assert "± 0.123, 95 % interval over 45 rows)" in replace(report, interval=0.123).sentence()
+    few = replace(report, interval=None, differing=5)
+    assert ", only 5 rows differ, which decides nothing)" in few.sentence()
+    assert ", too few rows for an interval)" in replace(few, values=39).sentence()
+    assert ", no interval for accuracy)" in replace(few, differing=None).sentence()
+
+
+def rare(metric: str, **options: Any) -> lamina.Task:
+    """A task with 100 validation rows, four of them positive."""
+    bad, good = ({"text": f"the film is {word} .", "label": word} for word in ("bad", "good"))
+    splits = {"train": [bad, good] * 20, "validation": [bad] * 96 + [good] * 4}
+    return lamina.Task.from_dataset(
+        "sequence_classification", splits, text="text", label="label", name="mood", metric=metric, **options
+    )
+
+
+def test_a_head_is_scored_on_all_rows_at_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(least_blocks, "measure_speedup", lambda *_: 1.0)
+    task = rare("f1", positive="good")
+    model = trained(task)
+    whole = lamina.evaluate(model, {"mood": task}, processor=tiny_tokenizer())["mood"]["f1"]
+    assert whole > 0.5
+    report = drop_least_(model, task, 1, by="influence", processor=tiny_tokenizer())
+    assert report.whole == pytest.approx(whole)  # parts without a positive row would have an F1 of 0
+    assert report.cut == pytest.approx(lamina.evaluate(model, task, processor=tiny_tokenizer())["mood"]["f1"])
+    assert report.change == pytest.approx(report.cut - report.whole)
+
+
+def change_of(task: lamina.Task, then: list[Any], now: list[Any]) -> least_blocks._Change:
+    subject = least_blocks._Subject(Mock(), task, Mock(), Mock(), 0, True, False)
+    return least_blocks._change(subject, *(least_blocks._Scored([0.0], answers) for answers in (then, now)))
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "f1", "mcc", "macro_f1"])
+def test_the_interval_is_that_of_a_paired_bootstrap_over_rows(metric: str):
+    task = rare(metric, positive="good")
+    truths = list(task.split("validation").labels)
+    wrong = [1 - truth if row % 10 == 0 else truth for row, truth in enumerate(truths)]
+    found = change_of(task, truths, wrong)
+    assert (found.values, found.differing) == (100, 10)
+    (last, score), (first, _) = (row_counts(task, metric, answers, truths) for answers in (wrong, truths))
+    expected = paired_bootstrap(last, first, metric=score, repeats=5000)
+    assert found.interval == pytest.approx((expected.high - expected.low) / 2)
+    assert change_of(task, truths, [1 - truths[0], *truths[1:]]) == least_blocks._Change(None, 100, 1)
+
+
+def test_a_metric_that_rows_cannot_be_summed_for_has_no_interval():
+    task = rare("auroc", positive="good")
+    truths = list(task.split("validation").labels)
+    assert change_of(task, truths, [0] * 100) == least_blocks._Change(None, 100, None)
+
+
+@pytest.mark.parametrize("gap", [False, True])
+def test_words_and_rows_without_a_label_do_not_differ(gap: bool):
+    rows = [{"w": ["a", "film"], "t": ["O", "B-X"]}] * 50
+    parts = {"train": rows, "validation": rows}
+    task = lamina.Task.from_dataset("token_classification", parts, text="w", label="t")
+    split = task.split("validation")
+    right = [tuple(row) for row in split.labels]
+    labels = [(-100, -100 if gap and at % 2 else row[1]) for at, row in enumerate(right)]
+    task = replace(task, splits={**task.splits, "validation": split.with_labels(labels)})
+    other = [(1 - first, second if at % 5 else 1 - second) for at, (first, second) in enumerate(right)]
+    found = change_of(task, right, other)
+    assert (found.values, found.differing) == ((25, 5) if gap else (50, 10))
+    assert (found.interval is None) == gap
 
 
 def test_what_cannot_be():
@@ -208,7 +275,7 @@ def test_a_model_that_cannot_be_timed_is_not_cut(monkeypatch: pytest.MonkeyPatch
         raise KeyboardInterrupt
 
     model = tiny_model()
-    monkeypatch.setattr(least_blocks, "_scores", lambda *_: [0.0])
+    monkeypatch.setattr(least_blocks, "_scores", lambda *_: least_blocks._Scored([0.0], []))
     monkeypatch.setattr(least_blocks, "measure_speedup", fails)
     with pytest.raises(KeyboardInterrupt):
         drop_least_(model, mood(), 1, processor=tiny_tokenizer())

@@ -11,15 +11,15 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any, Literal, final, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, final, get_args
 
-import torch
+import numpy as np
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from lamina.bank import ReaderBank
 from lamina.editing.editable import movable_stack
 from lamina.editing.keep import drop_
-from lamina.errors import ConfigError, check_known
+from lamina.errors import ConfigError, UnknownNameError, check_known
 from lamina.layers.preserve import preserve_training
 from lamina.prediction.evaluate import evaluate, scoring_groups
 from lamina.recipes.edits import apply_edits, check_named_edit, is_random
@@ -31,10 +31,11 @@ from lamina.studies.cutting.removal import skipping, without_warnings
 from lamina.studies.passes import unlabelled_batches
 from lamina.studies.runner import encode_rows, linear_reader
 from lamina.studies.states.similarity import similarity
-from lamina.tasks.metrics import LOWER
+from lamina.studies.statistics import LEAST_DIFFERING, few_differ, paired_bootstrap, row_counts
+from lamina.tasks.metrics import LOWER, labelled_words
 from lamina.train.model_runner import ModelRunner, UnfitHeadError
 from lamina.train.options import FitOptions, PassOptions, Seed
-from lamina.train.results import INTERVAL_SEEDS, Summary, summarise
+from lamina.train.results import summarise
 from lamina.train.training_run import train
 from lamina.utils import JSON, check_range, check_types, derive_seed, is_file, progress_bar
 
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 
     from lamina.layers import LayerStack
     from lamina.layers.types import Processor
+    from lamina.studies.statistics import Label
+    from lamina.tasks.metrics import Tags
+    from lamina.tasks.outputs import Results
     from lamina.tasks.task import Task
 
 
@@ -50,8 +54,9 @@ logger = logging.getLogger(__name__)
 By = Literal["influence", "loss", "readers"]
 _OP = "edit"
 _ROWS, _SEEDS = 256, (0, 1, 2)  # training rows that influence is measured on; seeds of readers
-_PARTS, _PART_ROWS = 10, 20  # most parts of the validation split, and least rows of each
+_LEAST_ROWS = 40  # fewer validation rows give no interval, and a warning
 _TRIED = 8  # rows that a head is tried on
+_REPEATS = 5000  # resamples of the bootstrap over rows
 DROP_LEAST = "drop_least"  # an entry of a plan only: it needs a task
 
 
@@ -66,12 +71,17 @@ class LeastBlocks:
         by: The method of choosing blocks, as passed to `drop_least_`.
         dropped: Numbers, from 1, that the dropped blocks had before the edit.
         costs: Number of each block -> its influence, or how far the score falls if only this block is removed.
-        scored_by: "head": the model's own head, on parts of the validation split; "readers": linear readers of the last
+        scored_by: "head": the model's own head, on all validation rows at once; "readers": linear readers of the last
             layer, one per seed, trained on the whole model and again on the cut one.
-        whole, cut, healed: Mean scores of the whole model, after the cut, and after healing (None: it was not healed).
-        change: Mean of the last score (after healing, if any) minus the score of the whole model; negative if it fell.
-        values: Number of values in the mean `change`: one per part of the validation split, or per seed.
-        interval: Half the width of the 95 % interval of `change`. None if `values` is 1.
+        whole, cut, healed: Scores of the whole model, after the cut, and after healing (None: it was not healed). With
+            readers, they are means over seeds.
+        change: The last score (after healing, if any) minus the score of the whole model; negative if it fell.
+        interval: Half the width of the 95 % interval of `change`: from a paired bootstrap over the rows, or over the
+            seeds of the readers. None: fewer than 40 rows or six differing ones, or a metric that the bootstrap cannot
+            compute from sums over rows.
+        values: Number of labelled rows that the head was scored on, or of seeds.
+        differing: Number of rows on which the head's last answer is not that of the whole model. None: scored by
+            readers, or by a metric that the bootstrap cannot compute.
         speedup: Time of a pass of the whole model, divided by the time of a pass of the cut model.
         parameters: Numbers of parameters before and after.
         bytes: Sizes of the weights in memory before and after.
@@ -89,6 +99,7 @@ class LeastBlocks:
     change: float
     interval: float | None
     values: int
+    differing: int | None
     speedup: float
     parameters: tuple[int, int]
     bytes: tuple[int, int]
@@ -100,13 +111,18 @@ class LeastBlocks:
     def sentence(self) -> str:
         """Return a sentence: which blocks were dropped, how the score changed, and how speed and size changed.
 
-        It has an interval from three values on.
+        It has the interval, or the reason why there is none.
         """
         blocks = ", ".join(map(str, self.dropped))
-        over = ", too few rows for an interval"
-        if self.interval is not None and self.values >= INTERVAL_SEEDS:
-            values = f"{self.values} {'parts of the rows' if self.scored_by == 'head' else 'seeds'}"
-            over = f" ± {self.interval:.3f}, 95 % interval over {values}"
+        if self.interval is not None:
+            over = f" ± {self.interval:.3f}, 95 % interval over {self.values} "
+            over += "rows" if self.scored_by == "head" else "seeds"
+        elif self.differing is None:
+            over = f", no interval for {self.metric}"
+        elif self.values < _LEAST_ROWS:
+            over = ", too few rows for an interval"
+        else:
+            over = f", {few_differ(self.differing, 'row')}"
         after = f"{self.cut:.3f}" + ("" if self.healed is None else f", healed {self.healed:.3f}")
         fewer = 1 - self.parameters[1] / self.parameters[0]
         return (
@@ -150,7 +166,7 @@ def drop_least_(  # noqa: PLR0913 options of the command
         heal_epochs: Epochs of fine-tuning after the cut; the model needs a head for the task. 0: none.
         processor: Tokenizer or image processor. None: the one saved with the model.
         stack: Name of the stack. None: the only one, or the encoder.
-        seed: Seed of the parts of the validation split and of healing.
+        seed: Seed of the bootstrap over the validation rows and of healing.
         progress: Whether to show progress bars.
 
     Source:
@@ -171,6 +187,8 @@ def drop_least_(  # noqa: PLR0913 options of the command
     _warn_of_few_rows(task, by)
     subject = _Subject(model, task, processor, edited, seed, own, progress)
     before = _scores(subject, "scoring the whole model")
+    if before.truncated:
+        logger.warning("%s: the model sees only the start of %d rows, which are too long", _OP, before.truncated)
     with without_warnings():  # those of the whole model, on the same task, were logged
         costs, chosen = _CHOICES[by](subject, count)
         trial, sizes = copy.deepcopy(model), [_sizes(model)]
@@ -183,7 +201,7 @@ def drop_least_(  # noqa: PLR0913 options of the command
         if options is not None:
             train(model, task.without_test(), options, op="healing", processor=processor)
             after = _scores(subject, "scoring the healed model")
-    change: Summary = summarise([now - then for now, then in zip(after, before, strict=True)])
+    change = _change(subject, before, after)
     return LeastBlocks(
         task=task.name,
         metric=task.metric,
@@ -191,12 +209,13 @@ def drop_least_(  # noqa: PLR0913 options of the command
         dropped=tuple(chosen),
         costs=costs,
         scored_by="head" if own else "readers",
-        whole=fmean(before),
-        cut=fmean(cut),
-        healed=fmean(after) if heal_epochs else None,
-        change=change.mean,
+        whole=fmean(before.scores),
+        cut=fmean(cut.scores),
+        healed=fmean(after.scores) if heal_epochs else None,
+        change=fmean(after.scores) - fmean(before.scores),
         interval=change.interval,
-        values=change.count,
+        values=change.values,
+        differing=change.differing,
         speedup=speedup,
         parameters=(sizes[0][0], sizes[1][0]),
         bytes=(sizes[0][1], sizes[1][1]),
@@ -208,7 +227,7 @@ def drop_least_(  # noqa: PLR0913 options of the command
 class _Subject:
     """What `drop_least_` cuts: `stack` of `model`. It is scored on `task`, by the model's own head if `own`.
 
-    `processor` reads the rows, `seed` divides the validation split, and `progress` shows bars.
+    `processor` reads the rows, `seed` decides the resamples of the bootstrap, and `progress` shows bars.
     """
 
     model: PreTrainedModel
@@ -242,10 +261,10 @@ def _warn_of_few_rows(task: Task, by: By) -> None:
     Unless `by` is "influence", blocks are chosen on a tenth of the training rows. If these are fewer than 40, another
     warning is logged.
     """
-    if (count := len(task.split("validation"))) < 2 * _PART_ROWS:
+    if (count := len(task.split("validation"))) < _LEAST_ROWS:
         what = "too few to tell a small loss from chance. Give it more"
         logger.warning("%s: '%s' has %d validation rows, %s.", _OP, task.name, count, what)
-    if by != "influence" and (count := len(_held_out(task).split("validation"))) < 2 * _PART_ROWS:
+    if by != "influence" and (count := len(_held_out(task).split("validation"))) < _LEAST_ROWS:
         where = f"{count} rows of '{task.name}', a tenth of its training rows, which are few"
         logger.warning("%s: --by %s chooses blocks on %s. Give it more, or use --by influence.", _OP, by, where)
 
@@ -259,29 +278,85 @@ def _rows_of(task: Task, rows: Sequence[int]) -> Task:
     return replace(task, splits={**task.splits, "validation": task.split("validation").select_rows(rows)})
 
 
-def _scores(subject: _Subject, desc: str) -> list[float]:
-    """Return several scores of the model: of its own head, on each part of the validation split; or of linear readers.
+@final
+@dataclass(frozen=True)
+class _Scored:
+    """Scores of a model on the validation split: one of its own head, or one per reader; see `_scores`.
 
-    Up to ten parts have at least 20 rows each; a smaller split is one part. The three readers, one per seed, are
-    trained here, and scored on the whole split. `desc` is the text of the progress bar.
+    `answers` are the labels that the head predicts, one per row; [] for readers, and for tasks without classes.
+    `truncated` is the number of rows whose end the head does not see; 0 for readers.
     """
-    task, bar = subject.task, {"show": subject.progress, "desc": desc}
+
+    scores: list[float]
+    answers: list[Label]
+    truncated: int = 0
+
+
+def _scores(subject: _Subject, desc: str) -> _Scored:
+    """Score the model on the whole validation split, by its own head or by linear readers.
+
+    The three readers, one per seed, are trained here. `desc` is the text of their progress bar.
+    """
+    task = subject.task
+    if subject.own:
+        return _own_scores(subject, task)
+    scores: list[float] = []
+    for number, reader_seed in enumerate(progress_bar(_SEEDS, show=subject.progress, desc=desc)):
+        # the readers of all seeds would log the same warnings
+        with without_warnings() if number else nullcontext(), _reader(subject, task, reader_seed) as score:
+            scores.append(score())
+    return _Scored(scores, [])
+
+
+def _own_scores(subject: _Subject, task: Task) -> _Scored:
+    """Score the model's own head on the validation split of `task`, in one pass over all rows."""
+    tasks, options, results = {task.name: task}, PassOptions(), dict[str, "Results"]()
+    runner = ModelRunner(subject.model, task, _OP, subject.processor, options)
+    runner.check(tasks, ("validation",))
+    groups = list(scoring_groups(runner, tasks, "validation", options))
+    for group in groups:
+        runner.fit_head(group, keep=False)
+    scores = runner.score(groups, options, progress=subject.progress, collected=results)
+    truncated = sum(group.truncated(task.name) for group in groups)
+    return _Scored([float(scores[task.name][task.metric])], results[task.name].guesses(), truncated)
+
+
+@final
+@dataclass(frozen=True)
+class _Change:
+    """How well a change of scores is known; see the attributes of `LeastBlocks`."""
+
+    interval: float | None
+    values: int
+    differing: int | None
+
+
+def _change(subject: _Subject, before: _Scored, after: _Scored) -> _Change:
+    """Return the interval of the change from the scores `before` to those `after`, and what it is computed from.
+
+    Readers have a t interval over their seeds. A head has a paired bootstrap over the rows with a label, since most
+    metrics of all rows are not the mean of those of parts.
+    """
     if not subject.own:
-        scores: list[float] = []
-        for number, reader_seed in enumerate(progress_bar(_SEEDS, **bar)):
-            # the readers of all seeds would log the same warnings
-            with without_warnings() if number else nullcontext(), _reader(subject, task, reader_seed) as score:
-                scores.append(score())
-        return scores
-    count = len(task.split("validation"))
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(subject.seed)).tolist()
-    parts = max(1, min(_PARTS, count // _PART_ROWS))
-    tasks = [_rows_of(task, sorted(order[part::parts])) for part in range(parts)]
-    return [_own_score(subject, part) for part in progress_bar(tasks, **bar)]
-
-
-def _own_score(subject: _Subject, task: Task) -> float:
-    return evaluate(subject.model, {task.name: task}, processor=subject.processor)[task.name][task.metric]
+        change = summarise([now - then for now, then in zip(after.scores, before.scores, strict=True)])
+        return _Change(change.interval, change.count, None)
+    task, split = subject.task, subject.task.split("validation")
+    rows = split.labelled_rows()
+    if not task.kind.has_classes:
+        return _Change(None, len(rows), None)
+    truths: list[Label] = [split.labels[row] for row in rows]
+    now, then = ([side.answers[row] for row in rows] for side in (after, before))
+    try:
+        (last, score), (first, _) = (row_counts(task, task.metric, side, truths) for side in (now, then))
+    except UnknownNameError:  # auroc, for example
+        return _Change(None, len(rows), None)
+    if task.kind.tags_words:  # words without a label do not count
+        now, then = (labelled_words(cast("Tags", side), cast("Tags", truths))[0] for side in (now, then))
+    differing = sum(not np.array_equal(*answers) for answers in zip(now, then, strict=True))
+    if len(rows) < _LEAST_ROWS or differing < LEAST_DIFFERING:
+        return _Change(None, len(rows), differing)
+    change = paired_bootstrap(last, first, metric=score, repeats=_REPEATS, seed=subject.seed)
+    return _Change((change.high - change.low) / 2, len(rows), differing)
 
 
 @contextmanager
@@ -328,7 +403,11 @@ def _by_loss(subject: _Subject, count: int) -> _Choice:
     The model's own head is scored on a tenth of the training rows. Among equals, the highest block is chosen. Returns
     block -> fall of the score in the first round, and the chosen blocks, ascending.
     """
-    score = partial(_own_score, subject, _held_out(subject.task))
+    held_out = _held_out(subject.task)
+
+    def score() -> float:
+        return _own_scores(subject, held_out).scores[0]
+
     whole, costs = score(), dict[int, float]()
     chosen: list[int] = []
     for number in range(count):
