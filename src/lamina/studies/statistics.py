@@ -411,7 +411,7 @@ def row_metric(task: KindedTask, metric: str) -> _RowMetric:
         known = _MULTI_LABEL_METRICS
     else:
         positive = positive_id(task, [metric])
-        f1 = _MACRO_F1 if positive is None else _RowMetric(_confusion, partial(_f1_of_class, positive))
+        f1 = _MACRO_F1 if positive is None else _RowMetric(partial(_counts_of_class, positive), _f1)
         known = {**_CLASS_METRICS, "f1": f1}
     check_known("statistics", [metric], known, "metric")
     return known[metric]
@@ -429,33 +429,68 @@ def _correct_words(predictions: Sequence[Label], truths: Sequence[Label], _label
     return np.array([[(prediction == truth).sum(), len(truth)] for prediction, truth in pairs], float)
 
 
-def _confusion(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
-    """Return flat confusion matrices `[rows, classes * classes]`: 1 at `true class * classes + predicted class`."""
-    counts = np.zeros((len(truths), len(labels) ** 2), np.float32)
-    counts[np.arange(len(truths)), np.asarray(truths, int) * len(labels) + np.asarray(predictions, int)] = 1
-    return counts
+def _tally(numbers: NDArray[np.intp], classes: NDArray[np.intp], rows: int, size: int) -> Array:
+    """Return how often rows have each class, `[rows, size]`. Item i is of row `numbers[i]` and class `classes[i]`."""
+    return np.bincount(numbers * size + classes, minlength=rows * size).reshape(rows, size).astype(np.float32)
 
 
-def _confusion_of_words(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
-    """Return flattened confusion matrices `[texts, tags * tags]`: word counts at `true tag * tags + predicted tag`."""
-    size = len(labels)
-    pairs = zip(predictions, truths, strict=True)
-    cells = (np.asarray(truth, int) * size + np.asarray(prediction, int) for prediction, truth in pairs)
-    return np.stack([np.bincount(cell, minlength=size**2).astype(np.float32) for cell in cells])
+def _class_counts(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
+    """Return `[rows, 3, classes]`: for each class 1 if it is right, if it is predicted, and if it is true; else 0."""
+    numbers = np.arange(len(truths))
+    return _tallies(numbers, np.asarray(predictions, int), np.asarray(truths, int), len(truths), len(labels))
+
+
+def _class_counts_of_words(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
+    """Return `[texts, 3, tags]`: for each tag, how many words of a text rightly have it, are predicted it, have it."""
+    rows = [np.atleast_1d(truth) for truth in truths]
+    numbers = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    predicted, true = (
+        np.concatenate([np.empty(0, int), *map(np.atleast_1d, side)]).astype(int) for side in (predictions, rows)
+    )
+    return _tallies(numbers, predicted, true, len(rows), len(labels))
+
+
+def _tallies(
+    numbers: NDArray[np.intp], predicted: NDArray[np.intp], true: NDArray[np.intp], rows: int, size: int
+) -> Array:
+    """Return counts of the right, predicted and true classes of each row, `[rows, 3, size]`.
+
+    A confusion matrix per row would hold them too, but with `size` squared counts, which is too much memory for tasks
+    with many classes.
+    """
+    right = predicted == true
+    sides = ((numbers[right], true[right]), (numbers, predicted), (numbers, true))
+    return np.stack([_tally(*side, rows, size) for side in sides], axis=1)
+
+
+def _counts_of_class(
+    number: int, predictions: Sequence[Label], truths: Sequence[Label], _labels: Sequence[str]
+) -> Array:
+    """Return `[rows, 3]`: 1 if the class `number` is right in a row, if it is predicted, and if it is true; else 0."""
+    predicted, true = (np.asarray(side, int) == number for side in (predictions, truths))
+    return np.stack([predicted & true, predicted, true], axis=1).astype(float)
+
+
+def _with_sizes(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
+    """Return `[rows, 1 + 2 * classes]`: whether the row is right, and 1 for its predicted and its true class."""
+    right, predicted, true = np.moveaxis(_class_counts(predictions, truths, labels), 1, 0)
+    return np.hstack([right.sum(1, keepdims=True), predicted, true])
 
 
 def _with_classes(
     count: _Counter, predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]
 ) -> Array:
-    """Return `[rows, classes * classes + 2 * classes]`: confusion matrices by `count`, F1 per class, a mask of classes.
+    """Return `[rows, 4 * classes]`: right classes, predicted plus true classes, F1 per class, and a mask of classes.
 
-    F1 and mask are those of all rows, repeated in each row. The mask is 1 for the classes that are predicted or true in
-    any row; macro F1 of a resample is the mean over them. A class that the resample lacks counts with its F1 here.
+    The first two are those of the row, by `count`. F1 and mask are those of all rows, repeated in each row. The mask is
+    1 for the classes that are predicted or true in any row; macro F1 of a resample is the mean over them. A class that
+    the resample lacks counts with its F1 here.
     """
-    tables = count(predictions, truths, labels)
-    total = tables.sum(0)
-    whole = np.concatenate([_per_class_f1(total), (_class_sizes(total) > 0).astype(float)])
-    return np.hstack([tables, np.broadcast_to(whole, (len(tables), len(whole)))])
+    right, predicted, true = np.moveaxis(count(predictions, truths, labels), 1, 0)
+    sizes = predicted + true
+    total = sizes.sum(0)
+    whole = np.concatenate([_ratio(2 * right.sum(0), total), (total > 0).astype(float)])
+    return np.hstack([right, sizes, np.broadcast_to(whole, (len(right), len(whole)))])
 
 
 def _spans(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
@@ -510,52 +545,21 @@ def _f1(totals: Array) -> Array:
     return _ratio(2 * totals[..., 0], totals[..., 1] + totals[..., 2])
 
 
-def _matrix(totals: Array) -> Array:
-    size = round(totals.shape[-1] ** 0.5)
-    return totals.reshape(*totals.shape[:-1], size, size)
-
-
-def _per_class_f1(totals: Array) -> Array:
-    """Return the F1 score of each class `[..., classes]`; a class that is neither predicted nor true gets 0.
-
-    `totals` are summed, flattened confusion matrices `[..., classes * classes]`.
-    """
-    return _ratio(2 * np.diagonal(_matrix(totals), axis1=-2, axis2=-1), _class_sizes(totals))
-
-
-def _class_sizes(totals: Array) -> Array:
-    """Return how often each class is true plus how often it is predicted, `[..., classes]`.
-
-    `totals` are summed, flattened confusion matrices `[..., classes * classes]`.
-    """
-    table = _matrix(totals)
-    return table.sum(-1) + table.sum(-2)
-
-
 def _macro_f1(totals: Array) -> Array:
     """Return the mean F1 score `[...]` over the classes in the mask, from sums of what `_with_classes` returns."""
-    size = math.isqrt(totals.shape[-1])  # of classes, since classes ** 2 + 2 * classes < (classes + 1) ** 2
-    tables, whole_f1, occurs = np.split(totals, [size**2, size**2 + size], axis=-1)
-    f1 = np.where(_class_sizes(tables) > 0, _per_class_f1(tables), _ratio(whole_f1, occurs))
+    right, sizes, whole_f1, occurs = np.split(totals, 4, axis=-1)
+    f1 = np.where(sizes > 0, _ratio(2 * right, sizes), _ratio(whole_f1, occurs))
     return _ratio(f1.sum(-1), (occurs > 0).sum(-1).astype(float))
-
-
-def _f1_of_class(number: int, totals: Array) -> Array:
-    """Return the F1 score `[...]` of the class `number`; 0 if the class is neither predicted nor true.
-
-    `totals` are summed, flattened confusion matrices `[..., classes * classes]`.
-    """
-    return _per_class_f1(totals)[..., number]
 
 
 def _mcc(totals: Array) -> Array:
     """Return Matthews' correlation coefficient `[...]`; 0 if all predictions, or all true labels, are of one class.
 
-    `totals` are summed, flattened confusion matrices `[..., classes * classes]`.
+    `totals` are sums of what `_with_sizes` returns, `[..., 1 + 2 * classes]`.
     """
-    table = _matrix(totals.astype(float))
-    true, predicted, total = table.sum(-1), table.sum(-2), table.sum((-1, -2))
-    right = np.trace(table, axis1=-2, axis2=-1)
+    right, sizes = totals[..., 0].astype(float), totals[..., 1:].astype(float)
+    predicted, true = np.split(sizes, 2, axis=-1)
+    total = true.sum(-1)
     top = right * total - (true * predicted).sum(-1)
     return _ratio(top, np.sqrt((total**2 - (predicted**2).sum(-1)) * (total**2 - (true**2).sum(-1))))
 
@@ -574,7 +578,7 @@ def _correlation(totals: Array) -> Array:
 
 _WORD_METRICS = {
     "accuracy": _RowMetric(_correct_words, _share),
-    "f1": _RowMetric(partial(_with_classes, _confusion_of_words), _macro_f1),
+    "f1": _RowMetric(partial(_with_classes, _class_counts_of_words), _macro_f1),
     "span_f1": _RowMetric(_spans, _f1),
 }
 _NUMBER_METRICS = {
@@ -582,5 +586,5 @@ _NUMBER_METRICS = {
     "spearman": _RowMetric(_rank_moments, _correlation),
 }
 _MULTI_LABEL_METRICS = {"accuracy": _RowMetric(_correct, _share), "f1": _RowMetric(_label_sets, _f1)}
-_MACRO_F1 = _RowMetric(partial(_with_classes, _confusion), _macro_f1)
-_CLASS_METRICS = {"accuracy": _RowMetric(_correct, _share), "mcc": _RowMetric(_confusion, _mcc), "macro_f1": _MACRO_F1}
+_MACRO_F1 = _RowMetric(partial(_with_classes, _class_counts), _macro_f1)
+_CLASS_METRICS = {"accuracy": _RowMetric(_correct, _share), "mcc": _RowMetric(_with_sizes, _mcc), "macro_f1": _MACRO_F1}

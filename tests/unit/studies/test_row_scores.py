@@ -126,3 +126,28 @@ def test_macro_f1_of_a_resample_is_over_the_classes_of_the_whole_sample(kind: st
     assert float(score(counts.sum(0))) == pytest.approx(5 / 9)  # the F1 of the classes are 1, 2/3 and 0
     assert float(score(counts[:1].sum(0))) == pytest.approx(5 / 9)
     assert score(counts[[0, 1]].sum(0)) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric"), [("sequence", "macro_f1"), ("sequence", "mcc"), ("sequence", "f1"), ("token", "f1")]
+)
+def test_counts_of_many_classes_grow_with_their_number_and_not_its_square(kind: str, metric: str):
+    classes, rows = 150, 400
+    truths = RNG.integers(0, classes, rows)
+    guesses = np.where(RNG.random(rows) < 0.5, truths, RNG.integers(0, classes, rows))
+    labels = tuple(f"class {number}" for number in range(classes))
+    task = TaskOutline(f"{kind}_classification", "classification", labels)  # pyright: ignore
+    sides = [side.tolist() for side in (guesses, truths)]
+    sides = sides if kind == "sequence" else [[tuple(side[:3]), tuple(side[3:])] for side in sides]
+    counts, score = row_counts(task, metric, *sides)
+    assert counts.shape[1] <= 4 * classes
+    name = "mcc" if metric == "mcc" else "macro_f1"
+    expected = score_classes([name], torch.tensor(guesses), torch.tensor(truths), classes)[name]
+    assert float(score(counts.sum(0))) == pytest.approx(expected, rel=1e-5)
+
+
+def test_f1_of_a_class_counts_that_class_only():
+    task = TaskOutline("sequence_classification", "classification", ("no", "yes"))  # pyright: ignore
+    counts, score = row_counts(task, "f1", [1, 1, 0, 0], [1, 0, 1, 0])
+    assert counts.tolist() == [[1, 1, 1], [0, 1, 0], [0, 0, 1], [0, 0, 0]]
+    assert float(score(counts.sum(0))) == 0.5
