@@ -173,7 +173,7 @@ def adds_last(tokenizer: Tokenizer) -> bool:
 
 
 def special_ids(processor: object) -> Tensor:
-    """Return the ids of the special tokens of a processor's tokenizer, ascending; `[0]` ids without a tokenizer.
+    """Return the ids of the special tokens of a processor's tokenizer, ascending; none without a tokenizer.
 
     Monitors score none of these tokens, because training gives them no label. The unknown token is not among them: it
     stands for text.

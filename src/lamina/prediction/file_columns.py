@@ -57,9 +57,9 @@ def columns_of(source: Path, text: str | None, text_pair: str | None, readers: M
                 got = f"the readers learnt from different columns, {', '.join(needs)}"
                 hint = f"predict with one reader after the other: readers=['{needy[0]}'] (--readers {needy[0]})"
             raise ConfigError(f"predict: {got}. Name two with text and text_pair (--text, --pair), or {hint}.")
-    if sample is not None and text is None:
-        singles = {name: own for name, own in learnt.items() if text_pair or name not in paired}
-        text = _text_column(source, sample, {name: str(own["text"]) for name, own in singles.items() if "text" in own})
+    if text is None:
+        singles = [name for name, own in learnt.items() if "text" in own and (text_pair or name not in paired)]
+        text = _text_column(source, sample or _sample(source), {name: str(learnt[name]["text"]) for name in singles})
     if text == text_pair:
         raise ConfigError(f"read: text and text_pair are both '{text}'; the two texts are equal. Name two.")
     return [text] if text_pair is None else [text, text_pair]

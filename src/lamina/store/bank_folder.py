@@ -389,9 +389,8 @@ def _load_bank(
     _check_base(manifest.base, model)
     if manifest.processor is None:
         if manifest.base.library is None:
-            logger.info(
-                "load: an earlier version saved %s; its tokenizer cannot be checked until it is saved again", folder
-            )
+            what = "its tokenizer cannot be checked until it is saved again"
+            logger.info("load: an earlier version saved %s; %s", folder, what)
     else:
         processor = checked_processor(manifest, folder, model, given, processor)
     bank = ReaderBank(model, processor, saves_base=manifest.base.trained, info=manifest.info)
@@ -399,6 +398,8 @@ def _load_bank(
         _load_reader(bank, name, folder / READERS / name, reader)
         if reader.stack not in manifest.base.stacks:
             raise damaged(folder / MANIFEST, f"has no fingerprint of the stack '{reader.stack}', which '{name}' reads")
+    for name, reader in saved.items():  # `add` would remove the cascades whose first reader it adds later
+        bank[name].info.update(reader.info)
     bank.accept_base({name: mark for name, stack in manifest.base.stacks.items() if (mark := stack.fingerprint)})
     record_inputs(bank.select(None, "load").values(), processor)
     bank.folder = folder.absolute()
@@ -538,7 +539,7 @@ def _same_stack(by_name: Mapping[str, LayerStack], name: str) -> LayerStack | No
 
 
 def _load_reader(bank: ReaderBank, name: str, folder: Path, saved: ReaderFacts) -> None:
-    """Add a saved reader to a bank, with its weights in the dtype in which they were saved.
+    """Add a saved reader to a bank, without its `info`, with its weights in the dtype in which they were saved.
 
     `folder` is the reader's folder, and `saved` its settings, read from there.
 
@@ -567,7 +568,6 @@ def _load_reader(bank: ReaderBank, name: str, folder: Path, saved: ReaderFacts) 
     for option in ("max_length", "stride"):
         if not isinstance(value := saved.info.get(option, 0), int | None):
             raise damaged(path, f"has {value!r} as '{option}' of 'info'; it must be a number of tokens")
-    reader.info.update(saved.info)
 
 
 def _check_size(config: Reader, bank: ReaderBank, folder: Path) -> None:
