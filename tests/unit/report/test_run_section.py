@@ -45,7 +45,7 @@ def test_a_lead_that_all_seeds_share_is_a_decision(tmp_path: Path):
     )
 
 
-def tested(method: str, scores: list[float], tests: list[float], **settings: Any) -> dict[str, Any]:
+def with_test_scores(method: str, scores: list[float], tests: list[float], **settings: Any) -> dict[str, Any]:
     """A row of `table.json` with scores on the test split."""
     found, test = row(method, scores, **settings), summarise(tests)
     for run, score in zip(found["runs"], tests, strict=True):
@@ -54,8 +54,12 @@ def tested(method: str, scores: list[float], tests: list[float], **settings: Any
 
 
 def test_test_scores_decide_because_validation_scores_chose_the_setting(tmp_path: Path):
-    chosen = tested("a", [0.70, 0.80, 0.90], [0.5, 0.6, 0.7], dim=3)
-    rows = [chosen, tested("a", [0.6, 0.7, 0.8], [0.6, 0.7, 0.8], dim=2), tested("b", [0.5, 0.6, 0.7], [0.5, 0.6, 0.7])]
+    chosen = with_test_scores("a", [0.70, 0.80, 0.90], [0.5, 0.6, 0.7], dim=3)
+    rows = [
+        chosen,
+        with_test_scores("a", [0.6, 0.7, 0.8], [0.6, 0.7, 0.8], dim=2),
+        with_test_scores("b", [0.5, 0.6, 0.7], [0.5, 0.6, 0.7]),
+    ]
     (said,) = run_section(written(tmp_path / "run", *rows), "run").conclusions
     assert said == (
         "film: a (dim=3) is no better than b, as far as these runs can tell: accuracy 0.600 ± 0.248 against "

@@ -122,7 +122,7 @@ def test_conclusions_are_corrected_for_the_number_of_probes(mood: Task):
     wrong = [1 - label for label in truth[:6]] + truth[6:]
     text = {"measure": "score", "seed": None, "probe": "words", "score": 0.5, "guesses": wrong}
     common = {"measure": "score", "probe": "linear", "score": 1.0, "guesses": truth}
-    rows = [text, *({**common, "layer": layer, "seed": seed} for layer in range(4) for seed in range(2))]
+    rows = [text, *({**common, "layer": layer, "seed": seed} for layer in range(4) for seed in range(3))]
     found = compare_probes(rows, mood, "validation")
     alone = [own.p for own in found.ahead.values()]
     assert [row["p"] for row in found.rows()] == pytest.approx([4 * p for p in alone])
