@@ -22,7 +22,8 @@ def without_stale_cascades(
     """Return the readers that a bank gets, without the cascades whose thresholds were chosen for another first reader.
 
     A cascade is stored with its second reader, and names its first one. It stays if the first reader that it finds has
-    the weights of the reader of that name in a bank that its second reader comes from, or if it finds none. A reader
+    the weights of the reader of that name in a bank that has its second reader, or one of the same name with the same
+    weights; or if it finds none. A reader
     that loses a cascade is replaced by a copy with the same modules, since other banks may share it. A warning, which
     `op` begins, names the cascades.
 
@@ -34,22 +35,30 @@ def without_stale_cascades(
     readers: dict[str, ReaderModule] = {}
     for name, reader in after.items():
         readers[name] = reader
-        if not reader.monitors:
+        firsts = [first for first in after if reader.cascades_of([first])] if reader.monitors else []
+        if not firsts:
             continue
-        origins = [bank for bank in before if any(known is reader for known in bank.values())]
+        origins = [bank for bank in before if any(_are_equal(known, reader) for known in _named(bank, name, reader))]
         stale = {
             first
-            for first, now in after.items()
-            if reader.cascades_of([first])
-            and not any(first in bank and _are_equal(bank[first], now) for bank in origins)
+            for first in firsts
+            if not any(first in bank and _are_equal(bank[first], after[first]) for bank in origins)
         }
         if dropped := reader.cascades_of(stale):
             readers[name] = own = copy(reader)
             own.info = dict(reader.info)
             own.drop_cascades_of(stale)
             cause = "they were calibrated with another first reader than the bank has now"
-            logger.warning("%s: removed the cascades %s of reader '%s': %s", op, ", ".join(dropped), name, cause)
+            hint = "Add both readers from one bank, or calibrate again"
+            logger.warning(
+                "%s: removed the cascades %s of reader '%s': %s. %s", op, ", ".join(dropped), name, cause, hint
+            )
     return readers
+
+
+def _named(bank: Mapping[str, ReaderModule], name: str, reader: ReaderModule) -> list[ReaderModule]:
+    """Return the readers of a bank that may be `reader`: itself under any name, and the one called `name`."""
+    return [known for other, known in bank.items() if known is reader or other == name]
 
 
 def _are_equal(first: ReaderModule, second: ReaderModule) -> bool:

@@ -16,7 +16,7 @@ from lamina.bank.reader import MONITORS, Info, ReaderModule
 from lamina.bank.stack_pass import Inputs, StackPass, attach, run_heads
 from lamina.errors import ConfigError, NotFiniteError, check_known, convert_errors
 from lamina.layers.causality import is_causal
-from lamina.layers.hooks import CACHES, StopForward, run_until_stopped
+from lamina.layers.hooks import StopForward, holds_cache, run_until_stopped
 from lamina.layers.preserve import evaluating, uncompiled
 from lamina.layers.types import special_ids
 from lamina.monitors.cascade import AnyMonitor, Cascade, start_monitors
@@ -233,7 +233,7 @@ def scores_of_monitors(
     op = "bank.monitor_scores"
     named = check_monitors(op, monitors, {}, bank.select(None, op))
     readers = bank.select([reader for monitor in monitors for reader in monitor.readers], op)
-    stop = StopForward() if CACHES.isdisjoint(batch) else None
+    stop = None if holds_cache(batch) else StopForward()
     with evaluating(bank, *([bank.model] if bank.train_base else [])):
         if finished:
             (stack_pass,) = bank.passes(readers, grad=False)

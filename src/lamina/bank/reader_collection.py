@@ -25,7 +25,7 @@ from lamina.layers.base_facts import StackSettings
 from lamina.layers.devices import main_device
 from lamina.layers.discovery import pick_stack
 from lamina.layers.fingerprints import fingerprint_of
-from lamina.layers.hooks import CACHES, StopForward, drop_copied_hooks, run_stacks
+from lamina.layers.hooks import CACHES, StopForward, drop_copied_hooks, holds_cache, run_stacks
 from lamina.layers.layer_guard import LayerGuard, mark_as_read
 from lamina.layers.nan_checks import first_non_finite
 from lamina.layers.preserve import evaluating_if, is_compiled, uncompiled
@@ -287,7 +287,7 @@ class ReaderCollection(nn.Module):
     def remove(self, name: str) -> None:
         """Remove a reader and the monitors stored with it; raise UnknownNameError if no reader has this name.
 
-        A cascade stored with another reader stays until the name is used again; using it raises UnknownNameError.
+        A cascade stored with another reader stays, but raises UnknownNameError until this name is added again.
         """
         check_known("bank.remove", [name], self, "reader")
         del self.readers[key_of(name)]
@@ -409,7 +409,7 @@ class ReaderCollection(nn.Module):
             UnsupportedModelError: If a fusion reads inside the blocks, and the place is not found in the model.
         """
         labels = {} if labels is None else labels
-        stop = None if main or not CACHES.isdisjoint(batch) else StopForward()
+        stop = None if main or (not CACHES.isdisjoint(batch) and holds_cache(batch)) else StopForward()
         passes, names = self._start(readers, labels)
         wanted = [] if main else list(map(attrgetter("stack"), passes))
         with attach(passes, batch, stop), torch.set_grad_enabled(passes[0].grad and self.train_base):
@@ -432,7 +432,7 @@ class ReaderCollection(nn.Module):
             Stack name -> layer -> state `[batch, tokens, width]`, not copied; pass it to `read_states`.
         """
         wanted = {pick_stack(self.stacks, name, op="bank"): chosen for name, chosen in layers.items()}
-        stop = StopForward() if CACHES.isdisjoint(batch) else None
+        stop = StopForward() if CACHES.isdisjoint(batch) or not holds_cache(batch) else None
         self.check_base("bank", layers)
         with recording(wanted, stop) as states, torch.no_grad():
             self._run(list(wanted), batch, stop)

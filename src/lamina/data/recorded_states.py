@@ -85,6 +85,7 @@ class RecordedStates:
         self.folder, self.manifest = folder, manifest
         self._maps: OrderedDict[Path, mmap.mmap] = OrderedDict()
         self._stamps: dict[Path, tuple[int, int] | None] = {}  # size and date of each file when it was checked
+        self._unchanged: set[Path] = set()  # files that this batch has found unchanged
         self._unpacked: list[object] = []  # temporary files, which are removed with this object
         self._places = [self._checked_place(array) for array in manifest.arrays]
         self._masks: list[np.ndarray | None] = [self._mask(array) for array in manifest.arrays]
@@ -146,6 +147,7 @@ class RecordedStates:
             DataError: If a state is NaN or infinite; the message names the row. Or if a file has changed since the
                 folder was opened.
         """
+        self._unchanged.clear()
         wanted = list(dict.fromkeys(self.manifest.layers if layers is None else layers))
         check_known(f"states: {self.folder}", map(str, wanted), map(str, self.manifest.layers), "layer")
         if outside := [row for row in rows if not 0 <= row < len(self)]:
@@ -213,10 +215,12 @@ class RecordedStates:
 
         Raises DataError if the file is gone or has changed since it was first seen: its numbers may be elsewhere now.
         """
-        stamp = _stamp(place.path)
-        if stamp is None or stamp != self._stamps.setdefault(place.path, stamp):
-            got = f"{place.path} was {'removed' if stamp is None else 'changed'} after the states were opened"
-            raise DataError(f"states: {got}. Open them again, by making the task again.", path=str(place.path))
+        if place.path not in self._unchanged:
+            stamp = _stamp(place.path)
+            if stamp is None or stamp != self._stamps.setdefault(place.path, stamp):
+                got = f"{place.path} was {'removed' if stamp is None else 'changed'} after the states were opened"
+                raise DataError(f"states: {got}. Open them again, by making the task again.", path=str(place.path))
+            self._unchanged.add(place.path)
         if place.path not in self._maps:
             with place.path.open("rb") as file:
                 self._maps[place.path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -204,6 +204,11 @@ class StopForward(BaseException):
 CACHES = frozenset({"past_key_values", "cache_params", "state"})
 
 
+def holds_cache(batch: Mapping[str, object]) -> bool:
+    """Return whether a batch has one of `CACHES` that is not None."""
+    return any(batch.get(name) is not None for name in CACHES)
+
+
 def run_until_stopped(model: nn.Module, batch: Mapping[str, object], stop: StopForward | None) -> Any:  # noqa: ANN401
     """Call `model(**batch)`, and return its output; None if a hook raised the object `stop`.
 

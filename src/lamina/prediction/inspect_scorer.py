@@ -111,11 +111,12 @@ def _sentence(row: MessageScore) -> str:
 class _Reading(NamedTuple):
     """One pass of the model that scores tokens of a reply: its inputs, and where the reply's tokens are in them.
 
-    `batch` is the model's, for one text. `own` is True at the reply's tokens, `[1, tokens]`, and `first` the index of
-    the first of them among all tokens of the reply.
+    `batch` is the model's, for one text. `reply` is True at the reply's tokens, `[1, tokens]`, and `own` at those that
+    are scored: all but the special ones. `first` is the index of the first token of `reply` among all of the reply.
     """
 
     batch: dict[str, Tensor]
+    reply: Tensor
     own: Tensor
     first: int
 
@@ -165,11 +166,13 @@ def _readings_of_chat(bank: ReaderBank, messages: Sequence[tuple[str, str]]) -> 
     offsets, ids = encoded["offset_mapping"][0], encoded["input_ids"]
     limit, special = length_limit(bank.model, tokenizer), torch.isin(ids[0], special_ids(tokenizer))
     for start, stop in spans:
-        own = (offsets[:, 1] > start) & (offsets[:, 0] < stop) & (offsets[:, 1] > offsets[:, 0]) & ~special
+        reply = (offsets[:, 1] > start) & (offsets[:, 0] < stop) & (offsets[:, 1] > offsets[:, 0])
+        own = reply & ~special
         end = int(own.nonzero().max()) + 1 if bool(own.any()) else 0
         part = slice(max(0, end - limit), end)
         batch: dict[str, Tensor] = {"input_ids": ids[:, part], "attention_mask": torch.ones_like(ids[:, part])}
-        reading = _Reading(batch, own[part].unsqueeze(0), int(own[: part.start].sum()))
+        first = int(reply[: part.start].sum())
+        reading = _Reading(batch, reply[part].unsqueeze(0), own[part].unsqueeze(0), first)
         yield [reading] if own[part].any() else []
 
 
@@ -187,8 +190,9 @@ def _readings_of_pair(bank: ReaderBank, pair: tuple[str, str], trained: _Trained
     readings: list[_Reading] = []
     for number, tokens in enumerate(encoded.token_ranges):
         batch = encoded.batch([number], {})
-        own = range_mask([tokens], batch["input_ids"].shape[1]) & ~torch.isin(batch["input_ids"], special)
-        readings.append(_Reading(batch, own, tokens.number))
+        reply = range_mask([tokens], batch["input_ids"].shape[1])
+        own = reply & ~torch.isin(batch["input_ids"], special)
+        readings.append(_Reading(batch, reply, own, tokens.number))
     return [reading for reading in readings if reading.own.any()]
 
 
@@ -203,20 +207,20 @@ def _of_reply(
     named = list(monitors.values())
     finished = not is_causal(bank.model, bank.stacks[bank[named[0].readers[0]].stack])
     rows: dict[str, MessageScore] = {}
-    for batch, own, first in readings:
+    for batch, reply, own, first in readings:
         try:
             scores = scores_of_monitors(bank, named, to_device(batch, bank.device), own, finished=finished)
         except NotFiniteError as error:
             problem = f"the score of message {number} by '{error.name}' is not a number"
             raise NotFiniteError(f"inspect_scorer: {problem}. Load the model in float32.", name=error.name) from None
         for name, values in scores.items():
-            reply, limit = values[own], monitors[name].threshold
+            scored, limit = values[own], monitors[name].threshold
             row = rows.setdefault(
                 name,
                 {"message": number, "monitor": name, "score": -math.inf, "flagged_at": None, "unread": first},
             )
-            row["score"] = max(row["score"], float(reply.max()))
-            hits = [] if limit is None else (reply >= limit).nonzero().flatten().tolist()
+            row["score"] = max(row["score"], float(scored.max()))
+            hits = [] if limit is None else (own & (values >= limit)).nonzero().tolist()
             if hits and row["flagged_at"] is None:
-                row["flagged_at"] = first + hits[0]
+                row["flagged_at"] = first + int(reply[0, : hits[0][1]].sum())
     return list(rows.values())

@@ -14,7 +14,7 @@ from lamina.data.batches import length_batches
 from lamina.data.encode import encode, length_limit
 from lamina.errors import ConfigError, DataError, UnsupportedModelError
 from lamina.layers import default_stack, select, watch
-from lamina.layers.hooks import CACHES, StopForward, run_stacks, token_mask, tower_inputs
+from lamina.layers.hooks import StopForward, holds_cache, run_stacks, token_mask, tower_inputs
 from lamina.layers.preserve import evaluating, uncompiled
 from lamina.layers.roles import family_of
 from lamina.layers.types import Batch, check_tokenizer, ids_problem, tokenizer_of
@@ -83,7 +83,7 @@ class LayerReader:
             ConfigError: If the batch lacks an input, has an empty one, has a token id for which the model has no row,
                 or has a mask that `token_mask` refuses or that does not fit the states.
         """
-        stop = StopForward() if CACHES.isdisjoint(batch) else None
+        stop = None if holds_cache(batch) else StopForward()
         device, given = self.model.device, batch
         # some models also accept arguments that are no tensors, such as `encoder_outputs`
         batch = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}

@@ -51,7 +51,8 @@ class Difference:
         differing: Number of rows on which the methods differ. Fewer than six decide nothing.
         seeds: Number of seeds. With fewer than three nothing is concluded, because the seeds that are resampled are too
             few to show how much seeds differ.
-        holm: `p` after Holm's correction for all comparisons that were made together; None: this was the only one.
+        holm: `p` after Holm's correction for all comparisons that were made together, or multiplied by the number of
+            methods if the scores chose the best of them; None: this was the only one.
         confidence: Coverage of the interval, such as 0.95.
     """
 

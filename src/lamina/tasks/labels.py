@@ -315,14 +315,16 @@ def has_known_ids(spec: ColumnSpec, labels: Sequence[str]) -> bool:
 
 
 def _has_usual_order(names: Sequence[str]) -> bool:
-    return usual_positive(names) is not None or are_unnamed(names)
+    """Return whether `names` are unnamed classes, or a pair like "no" and "yes" in the usual order."""
+    return (len(names) == 2 and usual_positive(names) == names[1]) or are_unnamed(names)
 
 
 def warn_of_ids(tables: Mapping[str, Table], spec: ColumnSpec, *, is_hot: bool = False) -> None:
     """Log a warning for each table whose labels are class ids, if `spec.labels` are sorted and there is no train split.
 
     Such names were probably sorted by Lamina in an earlier training, so a user may not know the order. Names like "no"
-    and "yes", one of which is the usual positive class, have a known order, as do numbers, and LABEL_0 and LABEL_1.
+    and "yes", the second of which is the usual positive class, have a known order, as do numbers, and LABEL_0 and
+    LABEL_1.
     `is_hot` says that the labels are lists of 0 and 1 per class.
     """
     names = spec.labels or ()
@@ -341,8 +343,13 @@ def warn_of_ids(tables: Mapping[str, Table], spec: ColumnSpec, *, is_hot: bool =
 def _holds_ids(cell: object) -> bool:
     """Return whether a label cell is a whole number, or a list of nothing else; one of them is not -100."""
     cell = plain(cell)
-    entries = cell if isinstance(cell, list) else [cell]
+    entries = [_whole(entry) for entry in (cell if isinstance(cell, list) else [cell])]
     return all(map(cell_forms.is_whole, entries)) and any(str(entry).strip() != str(IGNORED) for entry in entries)
+
+
+def _whole(cell: object) -> object:
+    """Return a float that is a whole number as an int, and any other cell as it is: a gap makes a column floats."""
+    return int(cell) if isinstance(cell, float) and cell.is_integer() else cell
 
 
 def class_ids(table: Table, column: str | int, labels: Sequence[str], *, has_known_ids: bool = True) -> Iterator[int]:
@@ -584,7 +591,8 @@ def unknown_label(table: Table, row: int, column: str | int, cell: object, label
     lowered = [] if cell_forms.is_number(cell) else [name.lower() for name in labels]
     close = get_close_matches(str(cell).strip().lower(), lowered, n=1, cutoff=0.75)
     hint = f" Did you mean '{labels[lowered.index(close[0])]}'?" if close and lowered.count(close[0]) == 1 else ""
-    is_id = cell_forms.is_number(cell) and str(cell).strip() in map(str, range(len(labels)))
-    if is_id and not any(map(cell_forms.is_number, labels)):
+    if cell_forms.is_number(cell) and str(_whole(cell)).strip() in map(str, range(len(labels))):
         hint = " If it is a class id, give labels=[...] with the names in the order of their ids."
+        if any(map(cell_forms.is_number, labels)):
+            hint = " Some of these names are numbers, so cells hold names, never ids."
     return bad_cell(table, row, column, f"has label '{cell}'; the labels are: {', '.join(labels)}.{hint}")

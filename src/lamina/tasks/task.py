@@ -336,8 +336,8 @@ class Task:
                 after its last one), or an object with "start", "end" and "label".
             labels: Class names in the order of their ids. None: the names that the file declares for its column, or
                 else the names in `train`, sorted. Label cells hold these names. If the names are not from the cells of
-                `train`, or are like "no" and "yes", cells may also hold the ids as whole numbers. A warning names a
-                class that no training row has.
+                `train`, or are like "no" and "yes", cells may also hold the ids as whole numbers, unless a name is a
+                number. A warning names a class that no training row has.
             metric: The metric that picks the best checkpoint. None: the default of the problem type.
             positive: The class that "f1" and the recalls are about, if there are two. None: "1", "yes" or "true" if the
                 other one is "0", "no" or "false"; otherwise neither, and these metrics are not reported.

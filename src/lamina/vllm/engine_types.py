@@ -30,6 +30,9 @@ class ModelConfig(Protocol):
 
     model: str
     revision: str | None
+    tokenizer: str
+    tokenizer_revision: str | None
+    trust_remote_code: bool
     dtype: torch.dtype
     runner_type: str
     quantization: str | None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def engine_special_ids(config: ModelConfig) -> Tensor:
-    """Return the ids `[ids]` of the special tokens of the tokenizer that is saved with an engine's model.
+    """Return the ids `[ids]` of the special tokens of an engine's tokenizer.
 
     If there is no tokenizer that transformers reads, no id is returned and a warning is logged: monitors then score
     special tokens too.
@@ -29,10 +29,12 @@ def engine_special_ids(config: ModelConfig) -> Tensor:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(config.model, revision=config.revision, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            config.tokenizer, revision=config.tokenizer_revision, trust_remote_code=config.trust_remote_code
+        )
     except Exception as error:  # the tokenizers library raises plain Exception
-        rule = "monitors score special tokens too, which their calibration left out"
-        logger.warning("lamina: the tokenizer of %s cannot be read (%s); %s.", config.model, error, rule)
+        rule = "monitors score special tokens too, which their calibration left out. Start the engine with --tokenizer"
+        logger.warning("lamina: the tokenizer %s cannot be read (%s); %s.", config.tokenizer, error, rule)
         return special_ids(None)
     return special_ids(tokenizer)
 

@@ -23,7 +23,6 @@ from lamina.fusion.routing import Routing
 from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
-from lamina.studies.passes import LayerReader
 
 TWO = ("a", "b")
 GPT2, BART = "gpt2-CausalLM", "bart-Seq2SeqLM"
@@ -263,6 +262,18 @@ def test_a_pass_that_goes_on_from_a_cache_reads_its_own_tokens(masked: bool):
     torch.testing.assert_close(output["text"].logits, decoder(**pair)["text"].logits, rtol=0, atol=1e-6)
 
 
+@torch.no_grad()
+def test_a_batch_without_a_cache_stops_early_even_if_it_names_one():
+    model, ids = FAMILIES[GPT2].known(), ids_of(1, 6)
+    bank = bank_on(model, low=(SingleLayer(1), TokenClassification(TWO, encoder_layers=0)))
+    ran: list[int] = []
+    hook = model.lm_head.register_forward_hook(lambda *_: ran.append(1))
+    bank(input_ids=ids, past_key_values=None)
+    bank.record_states({"main": [1]}, {"input_ids": ids, "past_key_values": None})
+    hook.remove()
+    assert ran == []
+
+
 @pytest.mark.parametrize("way", ["bank", "record_states", "monitor_scores", "study"])
 @torch.no_grad()
 def test_a_cache_is_complete_after_a_pass_for_low_layers(way: str):
@@ -277,6 +288,9 @@ def test_a_cache_is_complete_after_a_pass_for_low_layers(way: str):
     elif way == "monitor_scores":
         bank.monitor_scores(lamina.Monitor("low", "a"), batch)
     else:
+        pytest.importorskip("scipy")  # studies need it
+        from lamina.studies.passes import LayerReader
+
         LayerReader(model, [1]).read(batch, lambda *_: None)
     torch.testing.assert_close(model(ids[:, 6:], past_key_values=cache).logits, whole[:, 6:], rtol=0, atol=1e-5)
 

@@ -246,7 +246,8 @@ def test_a_replaced_reader_takes_along_the_monitors_that_use_it(model: Any, capl
     bank.update(other, ["cheap"])
     assert set(bank.monitors) == {"strong"}
     problem = "they were calibrated with another first reader than the bank has now"
-    assert caplog.messages == [f"bank.update: removed the cascades both of reader 'strong': {problem}"]
+    hint = "Add both readers from one bank, or calibrate again"
+    assert caplog.messages == [f"bank.update: removed the cascades both of reader 'strong': {problem}. {hint}"]
     other.update(bank, ["odd"])
     bank.update(other)
     assert set(bank.monitors) == {"both", "strong"}
@@ -262,6 +263,14 @@ def test_a_cascade_needs_the_first_reader_of_the_bank_that_it_comes_from(model: 
     empty.update(other, ["strong"])
     empty.update(other, ["cheap"])  # one after the other
     assert set(empty.monitors) == {"both", "strong"}
+
+
+@pytest.mark.parametrize("order", [("strong", "cheap"), ("cheap", "strong")])
+def test_readers_of_a_cascade_may_come_from_two_loads_of_one_folder(model: Any, order: tuple[str, str]):
+    bank = ReaderBank(model)
+    for name in order:
+        bank.update(bank_with_cascade(model, 0), [name])
+    assert set(bank.monitors) == {"both", "strong"}
 
 
 @pytest.mark.parametrize("how", ["update", "add"])

@@ -77,7 +77,8 @@ def test_a_number_is_the_class_of_its_value_and_no_id(tmp_path: Path, names: tup
 )
 def test_a_number_without_a_class_of_its_value_is_refused(tmp_path: Path, labels: tuple[str, ...], cell: str):
     path = tsv(tmp_path / "t.tsv", [f"a\t{labels[1]}", f"a\t{cell}"])
-    with pytest.raises(DataError, match=rf"row 3 has label '{cell}'; the labels are: {', '.join(labels)}\.$"):
+    hint = r" Some of these names are numbers, so cells hold names, never ids\." if cell == "0" else ""
+    with pytest.raises(DataError, match=rf"row 3 has label '{cell}'; the labels are: {', '.join(labels)}\.{hint}$"):
         Task.from_files(SEQUENCE, test=path, labels=labels, problem_type="classification")
 
 
@@ -219,6 +220,19 @@ def test_flags_of_two_classes_are_not_read_as_ids(tmp_path: Path):
         DataError, match=r"row 1 has label '1'; the labels are: y, z\. If it is a class id, give labels="
     ):
         Task.from_files(SEQUENCE, train=train, validation=other)
+
+
+@pytest.mark.parametrize(("names", "cell"), [(("Yes", "no"), 1), (("True", "false"), 0), (("cat", "dog"), 1.0)])
+def test_an_order_that_is_only_sorted_gives_no_ids(
+    tmp_path: Path, names: tuple[str, str], cell: float, caplog: pytest.LogCaptureFixture
+):
+    """Capitals are sorted before small letters; and a gap makes a column of ids floats."""
+    train = jsonl(tmp_path / "t.jsonl", [{"sentence": "a", "label": name} for name in names])
+    other = jsonl(tmp_path / "d.jsonl", [{"sentence": "a", "label": cell}])
+    with pytest.raises(DataError, match=r"If it is a class id, give labels=\[\.\.\.\] with the names in the order"):
+        Task.from_files(SEQUENCE, train=train, validation=other, problem_type="classification")
+    Task.from_files(SEQUENCE, validation=other, labels=names, problem_type="classification")
+    assert ["class ids in column 'label' are read as" in message for message in caplog.messages] == [True]
 
 
 def test_text_must_be_text(tmp_path: Path):

@@ -180,7 +180,8 @@ def test_a_score_that_is_no_number_is_logged_once(folder: Path, caplog: pytest.L
 
 
 def test_special_ids_are_those_of_the_tokenizer_of_the_engines_model(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    config: Any = SimpleNamespace(model=str(tmp_path), revision=None)
+    facts = {"tokenizer": str(tmp_path), "tokenizer_revision": None, "trust_remote_code": False}
+    config: Any = SimpleNamespace(model="weights-alone", revision=None, **facts)
     assert engine_special_ids(config).tolist() == []
     assert "cannot be read" in caplog.text
     assert "monitors score special tokens too" in caplog.text

@@ -109,7 +109,8 @@ class TokenScores:
     def at(self, step: Step) -> dict[str, dict[str, float | None]]:
         """Return the readers' scores at one token: task -> label -> probability. `step` comes from `bank.watch`.
 
-        A regression has its value in place of a probability. NaN and infinity become None.
+        A regression has its value in place of a probability. Infinity becomes None, and so does the NaN of tokens
+        without a score.
         """
         scores: dict[str, dict[str, float | None]] = {}
         for key, score in step.scores.items():

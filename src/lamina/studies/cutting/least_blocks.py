@@ -299,7 +299,7 @@ def _scores(subject: _Subject, desc: str) -> _Scored:
     """
     task = subject.task
     if subject.own:
-        return _own_scores(subject, task)
+        return _own_scores(subject, task, progress=subject.progress)
     scores: list[float] = []
     for number, reader_seed in enumerate(progress_bar(_SEEDS, show=subject.progress, desc=desc)):
         # the readers of all seeds would log the same warnings
@@ -308,7 +308,7 @@ def _scores(subject: _Subject, desc: str) -> _Scored:
     return _Scored(scores, [])
 
 
-def _own_scores(subject: _Subject, task: Task) -> _Scored:
+def _own_scores(subject: _Subject, task: Task, *, progress: bool) -> _Scored:
     """Score the model's own head on the validation split of `task`, in one pass over all rows."""
     tasks, options, results = {task.name: task}, PassOptions(), dict[str, "Results"]()
     runner = ModelRunner(subject.model, task, _OP, subject.processor, options)
@@ -316,7 +316,7 @@ def _own_scores(subject: _Subject, task: Task) -> _Scored:
     groups = list(scoring_groups(runner, tasks, "validation", options))
     for group in groups:
         runner.fit_head(group, keep=False)
-    scores = runner.score(groups, options, progress=subject.progress, collected=results)
+    scores = runner.score(groups, options, progress=progress, collected=results)
     truncated = sum(group.truncated(task.name) for group in groups)
     return _Scored([float(scores[task.name][task.metric])], results[task.name].guesses(), truncated)
 
@@ -406,7 +406,7 @@ def _by_loss(subject: _Subject, count: int) -> _Choice:
     held_out = _held_out(subject.task)
 
     def score() -> float:
-        return _own_scores(subject, held_out).scores[0]
+        return _own_scores(subject, held_out, progress=False).scores[0]
 
     whole, costs = score(), dict[int, float]()
     chosen: list[int] = []

@@ -112,7 +112,8 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
 
     Rows of measure "drop" say how far a score fell (perplexity and mae: how far their logarithm rose, where a mae below
     1e-12 counts as 1e-12). Each drop has a row per proxy; "predicted" is the proxy's prediction. "rank_correlation" is
-    Spearman's correlation of the drops (means over seeds) with the predictions, over all ranges.
+    Spearman's correlation of the drops (means over seeds) with the predictions; a range is ranked among those of equal
+    length, and "n" counts the ranges of lengths that have two or more.
 
     A proxy compares the states before the first block of a range with those after its last block. "block_influence" is
     1 - the mean cosine similarity of the tokens' states; "cka_distance" is 1 - CKA of the mean state of each row; "nu",
@@ -168,6 +169,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
     inputs = CellInputs(model, processor, stack, training)
     options: dict[str, JSON] = {"prompts": None if prompts is None else list(prompts), "new_tokens": new_tokens}
+    options["keep"] = "last"  # cells of earlier versions kept the best epoch
     edited, settings, head = inputs.check(_OP, named, seeds, **options, texts=len(listed), runs=runs)
     for length in runs:
         check_range(_OP, "runs", length, 1, edited.depth - 1)

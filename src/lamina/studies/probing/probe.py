@@ -320,6 +320,7 @@ def _cells(
     inputs = {} if processor is None else {"": {"tokenizer or processor": hash_processor(processor)}}
     for name, task in tasks.items():
         facts: dict[str, JSON] = {**task_settings(task), "metrics": list(task.metrics)}
+        facts |= {"code": "per label"} if task.kind.tags_words else {}  # earlier versions: per word
         data = cell_digests(name, task, "train", settings.split)
         if baselines:
             work = partial(baseline_rows, task, settings.split)
@@ -427,8 +428,7 @@ class ProbeComparison:
         baseline: Name and score of the best baseline. The one that reads nothing is called "the most frequent class",
             or for numbers "the mean of the training labels". None: no baseline was scored.
         ahead: Probe -> its score minus the score of that baseline; {} without a baseline.
-        over_embeddings: Score of the best probe minus the score of the same kind of probe at layer 0. None: layer 0 has
-            no such probe, or has the best probe.
+        over_embeddings: Score of the best probe minus that of its kind at layer 0. None: there is none, or it is best.
     """
 
     metric: str
