@@ -23,9 +23,8 @@ def without_stale_cascades(
 
     A cascade is stored with its second reader, and names its first one. It stays if the first reader that it finds has
     the weights of the reader of that name in a bank that has its second reader, or one of the same name with the same
-    weights; or if it finds none. A reader
-    that loses a cascade is replaced by a copy with the same modules, since other banks may share it. A warning, which
-    `op` begins, names the cascades.
+    weights; or if it finds none. A reader that loses a cascade is replaced by a copy with the same modules, since other
+    banks may share it. A warning, which `op` begins, names the cascades.
 
     Args:
         op: Name of the operation that changes the bank.

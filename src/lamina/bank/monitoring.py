@@ -193,8 +193,7 @@ def check_scores(op: str, monitors: Sequence[AnyMonitor], scores: Tensor, counts
     """Raise NotFiniteError if a monitor's score is NaN at a token that counts: it would never flag the text.
 
     `scores` has the scores of `monitors`, `[monitors, rows, tokens]`, on the CPU, and `counts`, `[rows, tokens]`, is
-    True at the tokens that count.
-    The error has the monitor's name and the row; `op` begins its message.
+    True at the tokens that count. The error has the monitor's name and the row; `op` begins its message.
     """
     bad = scores.isnan() & counts
     if bool(bad.any()):

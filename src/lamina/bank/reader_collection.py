@@ -432,7 +432,7 @@ class ReaderCollection(nn.Module):
             Stack name -> layer -> state `[batch, tokens, width]`, not copied; pass it to `read_states`.
         """
         wanted = {pick_stack(self.stacks, name, op="bank"): chosen for name, chosen in layers.items()}
-        stop = StopForward() if CACHES.isdisjoint(batch) or not holds_cache(batch) else None
+        stop = None if holds_cache(batch) else StopForward()
         self.check_base("bank", layers)
         with recording(wanted, stop) as states, torch.no_grad():
             self._run(list(wanted), batch, stop)

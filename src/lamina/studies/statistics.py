@@ -291,7 +291,8 @@ def rank_correlation(
     Correlation and p value are NaN for fewer than three pairs (in groups of two or more), or if a value is NaN or all
     values of one sequence have the same rank. Infinite values have ranks as others. The p value is the share of all
     orders of `second`, within each group, whose correlation is at least as far from 0: exact for up to five million
-    orders, else from 10,000 random ones. Without `groups`, that of scipy's `spearmanr` for nine pairs or more.
+    orders and groups of fewer than nine, else from 10,000 random orders. Without `groups`, that of scipy's `spearmanr`
+    for nine pairs or more.
     """
     from scipy.stats import rankdata, spearmanr
 

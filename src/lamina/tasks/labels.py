@@ -324,8 +324,7 @@ def warn_of_ids(tables: Mapping[str, Table], spec: ColumnSpec, *, is_hot: bool =
 
     Such names were probably sorted by Lamina in an earlier training, so a user may not know the order. Names like "no"
     and "yes", the second of which is the usual positive class, have a known order, as do numbers, and LABEL_0 and
-    LABEL_1.
-    `is_hot` says that the labels are lists of 0 and 1 per class.
+    LABEL_1. `is_hot` says that the labels are lists of 0 and 1 per class.
     """
     names = spec.labels or ()
     is_clear = list(names) != sorted(names) or any(map(cell_forms.is_number, names)) or _has_usual_order(names)

@@ -31,7 +31,7 @@ from lamina.studies.cutting.removal import skipping, without_warnings
 from lamina.studies.passes import unlabelled_batches
 from lamina.studies.runner import encode_rows, linear_reader
 from lamina.studies.states.similarity import similarity
-from lamina.studies.statistics import LEAST_DIFFERING, few_differ, paired_bootstrap, row_counts
+from lamina.studies.statistics import LEAST_DIFFERING, few_differ, paired_bootstrap, repeats_for, row_counts
 from lamina.tasks.metrics import LOWER, labelled_words
 from lamina.train.model_runner import ModelRunner, UnfitHeadError
 from lamina.train.options import FitOptions, PassOptions, Seed
@@ -56,7 +56,6 @@ _OP = "edit"
 _ROWS, _SEEDS = 256, (0, 1, 2)  # training rows that influence is measured on; seeds of readers
 _LEAST_ROWS = 40  # fewer validation rows give no interval, and a warning
 _TRIED = 8  # rows that a head is tried on
-_REPEATS = 5000  # resamples of the bootstrap over rows
 DROP_LEAST = "drop_least"  # an entry of a plan only: it needs a task
 
 
@@ -355,7 +354,7 @@ def _change(subject: _Subject, before: _Scored, after: _Scored) -> _Change:
     differing = sum(not np.array_equal(*answers) for answers in zip(now, then, strict=True))
     if len(rows) < _LEAST_ROWS or differing < LEAST_DIFFERING:
         return _Change(None, len(rows), differing)
-    change = paired_bootstrap(last, first, metric=score, repeats=_REPEATS, seed=subject.seed)
+    change = paired_bootstrap(last, first, metric=score, repeats=repeats_for(1), seed=subject.seed)
     return _Change((change.high - change.low) / 2, len(rows), differing)
 
 
